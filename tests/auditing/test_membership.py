@@ -58,13 +58,18 @@ def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
     "overrides",
     [
         (TEXTS, "task={name: lm, max_length: 32}", private(0.0)),
-        (TEXTS, "task={name: classify, max_length: 64}"),
         ("method={name: fedlora}", private(0.0, "document")),
-        ("method={name: centralized}", private(0.0)),
-        (private(0.0, "window", 200),),
-        ("method={name: droppeft, rates: 0.3}",),
+        *(
+            pytest.param(overrides, marks=pytest.mark.slow)
+            for overrides in (
+                (TEXTS, "task={name: classify, max_length: 64}"),
+                ("method={name: centralized}", private(0.0)),
+                (private(0.0, "window", 200),),
+                ("method={name: droppeft, rates: 0.3}",),
+            )
+        ),
     ],
-    ids=["lm", "classify", "lora", "pooled", "windows", "dropped blocks"],
+    ids=["lm", "lora", "classify", "pooled", "windows", "dropped blocks"],
 )
 def test_it_works_on(overrides: tuple[str, ...]) -> None:
     found = audited(*overrides, canaries=60)
@@ -72,6 +77,7 @@ def test_it_works_on(overrides: tuple[str, ...]) -> None:
     assert all(own.std() > 0 for own in found.scores.values())
 
 
+@pytest.mark.slow
 def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() -> None:
     one, again, other = (audited(private(1.0), seed, canaries=30) for seed in ("seed=1", "seed=1", "seed=2"))
     assert audit_report.rows_of(one) is not None
@@ -79,6 +85,7 @@ def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() ->
     assert one.included.tolist() == again.included.tolist() != other.included.tolist()
 
 
+@pytest.mark.slow
 def test_canaries_are_units_that_their_client_declares() -> None:
     told = (
         r"privacy.units: 'site-2' declares 72 patients, and with its canaries it may have \d+; .*--raise-uni"

@@ -132,7 +132,8 @@ def test_modifiers_are_asked_for_where_there_are_mentions(
     assert "answers of task extract can be written as brat, jsonl, not 'i2b2'" in str(done.exception)
 
 
-@pytest.mark.parametrize("method", [pytest.param("fedmedlora", marks=pytest.mark.slow), "fedmedlora_plus"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])
 def test_fed_medlora_extracts(run_tiny: Any, tmp_path: Path, method: str) -> None:
     """Adapters and documents of the server's own, which are of both kinds of sites."""
     data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False}, copies=4)

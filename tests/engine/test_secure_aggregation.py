@@ -42,6 +42,8 @@ SECURE = (
 ONE = "federation.rounds=1"
 EXCHANGES = ("keys", "shares", "mask", "sign", "unmask")
 """What a client answers with in each of the exchanges."""
+LAST = ("mask", "unmask")
+"""The last before an update is summed, and the last of all."""
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +67,10 @@ def sums(run: Finished) -> list[dict[str, Any]]:
     return [event["secure_aggregation"] for event in run.of("round")]
 
 
-@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize(
+    "exchange",
+    [pytest.param(own, marks=() if own in LAST else pytest.mark.slow) for own in EXCHANGES],
+)
 def test_a_client_that_is_lost_before_its_update_is_summed_does_not_count(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, exchange: str
 ) -> None:
@@ -195,9 +200,9 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, call: int
 @pytest.mark.parametrize(
     ("where", "name", "call", "outcome"),
     [
-        (SumUnmasking, "prove", 3, None),  # of the second round: no share has left
+        pytest.param(SumUnmasking, "prove", 3, None, marks=pytest.mark.slow),  # no share of round 2 has left
         (SecureAggregation, "save", 2, None),  # all shares have, and are there
-        (SumClient, "unmask", 11, "NotFinished"),  # two shares have
+        pytest.param(SumClient, "unmask", 11, "NotFinished", marks=pytest.mark.slow),  # two shares have
     ],
 )
 def test_a_killed_run_begins_a_sum_anew_or_finishes_it_or_does_without(

@@ -33,10 +33,10 @@ ENGINES = ("workers", "remote")
 FAST = (
     ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on", "training.epochs=2"),
     ("method={name: fedtlu, portion: 0.34, selection: sketched}", "federation.sample=0.67"),
-    ("method={name: droppeft}", "federation.score_clients=true"),
 )
 METHODS_OF_RUNS = (
     *FAST,
+    ("method={name: droppeft}", "federation.score_clients=true"),
     ("method={name: layer_skipping, top: auto}",),
     ("method={name: fedavg, aggregation: median}", "federation.corrupt={share: 0.3, kind: sign_flip}"),
     ("method={name: hetlora, prune: {penalty: 1.0}}",),
@@ -346,6 +346,7 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
     assert (told[0], told[-1]) == (None, 1)
 
 
+@pytest.mark.slow  # a divided model's run says the same of it
 def test_what_a_client_sends_in_place_of_scores_ends_no_run(clients: Clients, tmp_path: Path) -> None:
     overrides = ("method={name: fedavg}", "federation.rounds=1", "federation.min_clients=1", "threads=1")
     run = served(tmp_path / "served", clients, *overrides, behaviour={"site-2": "tensors"})
@@ -377,6 +378,7 @@ def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(
     assert set(run.of("round")[-1]["exchanges"]) == {"site-1", "site-2", "site-3"}
 
 
+@pytest.mark.slow  # one that is killed in its turn costs no more than that
 def test_a_process_that_ends_between_turns_costs_nothing(run_once: RunTiny, tmp_path: Path) -> None:
     def listen(event: str, facts: Any) -> None:
         if event == "round" and facts["round"] == 1:
@@ -415,7 +417,7 @@ def test_a_mistake_in_the_program_stops_the_run(run_tiny: RunTiny, tmp_path: Pat
         run_tiny(*troubled("breaks", tmp_path), "workers=2")
 
 
-@pytest.mark.parametrize("engine", ["local", *ENGINES])
+@pytest.mark.parametrize("engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow)])
 def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_by: RunBy, engine: str) -> None:
     """What it kept when it trained goes too: the store is that of the round before."""
     run = run_by(engine, "method={name: two_handlers}", "federation.min_clients=1", "threads=1")

@@ -116,8 +116,15 @@ def test_more_rounds_can_be_added_to_a_finished_run(run_tiny: RunTiny, run_once:
     assert_same_tensors(whole.state.tensors, longer.state.tensors)
 
 
-@pytest.mark.parametrize("damaged", ["checkpoints", "clients/site-2"])
-@pytest.mark.parametrize("change", [b"", b"\0"])  # cut short, and with another byte
+@pytest.mark.parametrize(
+    ("change", "damaged"),  # cut short, or with another byte
+    [
+        (b"", "clients/site-2"),
+        (b"\0", "checkpoints"),
+        pytest.param(b"", "checkpoints", marks=pytest.mark.slow),
+        pytest.param(b"\0", "clients/site-2", marks=pytest.mark.slow),
+    ],
+)
 def test_a_newest_file_that_is_damaged_costs_one_round(
     run_tiny: RunTiny, run_once: RunTiny, damaged: str, change: bytes
 ) -> None:

@@ -26,7 +26,7 @@ RUNS = (
     ("method={name: fedper}",),
     ("method={name: fedtlu, portion: 0.34}",),
 )
-QUICK = 2
+QUICK = 1
 """So many of them where a person waits."""
 
 

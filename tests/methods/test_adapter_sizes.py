@@ -189,6 +189,7 @@ def test_growth_needs_clients_and_validation_documents(run_tiny: RunTiny) -> Non
         )
 
 
+@pytest.mark.slow
 def test_growth_ends_at_the_model_and_the_adapter(run_tiny: RunTiny) -> None:
     method = "method={name: fedadaopt, depth: 3, width: 24}"
     run = run_tiny(method, BOTTLENECK, out="grown")

@@ -124,6 +124,7 @@ def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunT
     )
 
 
+@pytest.mark.slow
 def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks(run_tiny: RunTiny) -> None:
     seldom = "federation={rounds: 3, evaluate_every: 3}"
     run = run_tiny(PERSONAL, LORA, seldom, "training.batch_size=2")
@@ -137,6 +138,7 @@ def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks
     assert downs[1] == downs[2]
 
 
+@pytest.mark.slow
 def test_a_device_s_model_is_the_global_one_under_its_personal_blocks(run_tiny: RunTiny) -> None:
     """The personal blocks of the last round are in the saved models, whatever the server has of them."""
     from fedstrata.results.result import open_result
@@ -163,7 +165,7 @@ def test_a_block_that_does_not_run_keeps_the_importance_that_it_had(few_ran: lis
     assert kept
 
 
-@pytest.mark.parametrize("weighting", ["examples", "uniform"])
+@pytest.mark.parametrize("weighting", ["examples", pytest.param("uniform", marks=pytest.mark.slow)])
 def test_devices_count_by_their_examples_or_all_the_same(tmp_path: Path, weighting: str) -> None:
     unequal = ("partition={by: quantity, clients: 3, alpha: 1.0}", "federation.rounds=1")
     method = f"method={{name: droppeft, rates: 0.0, weighting: {weighting}}}"
@@ -173,7 +175,10 @@ def test_devices_count_by_their_examples_or_all_the_same(tmp_path: Path, weighti
         assert turn.update.weight == (turn.client.examples if weighting == "examples" else 1.0)
 
 
-@pytest.mark.parametrize(("distribution", "always"), [("incremental", 0), ("decremental", 2)])
+@pytest.mark.parametrize(
+    ("distribution", "always"),
+    [("incremental", 0), pytest.param("decremental", 2, marks=pytest.mark.slow)],
+)
 def test_the_block_at_one_end_always_runs_at_a_mean_rate_of_one_half(
     tmp_path: Path, distribution: str, always: int
 ) -> None:
@@ -281,6 +286,7 @@ BERT = (
 )
 
 
+@pytest.mark.slow
 def test_a_client_s_result_does_not_depend_on_who_ran_before_it(run_tiny: RunTiny) -> None:
     """With dropout, whatever mode the model was left in: after scoring, after another client."""
     plain = run_tiny("method={name: fedlora}", *BERT, out="plain")

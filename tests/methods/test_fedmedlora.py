@@ -68,6 +68,7 @@ def test_a_site_that_harms_the_server_s_documents_counts_less(run_tiny: RunTiny)
     assert facts[bad]["weight"] < 0.1
 
 
+@pytest.mark.slow  # test_influence holds the shares under a cap
 def test_no_site_has_more_than_the_cap(run_tiny: RunTiny) -> None:
     sizes = "data.synthetic.imbalance=2.0"
     free = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, sizes, "federation.rounds=1", out="free")

@@ -153,6 +153,7 @@ def test_a_client_that_drops_out_is_not_taken_to_know_what_it_was_sent(run_tiny:
     assert_close(exact.state.tensors, sketched.state.tensors)
 
 
+@pytest.mark.slow
 def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,7 +109,7 @@ def test_noise_at_inference_is_in_the_scores_and_in_nothing_else(run_tiny: RunTi
 @pytest.mark.parametrize(
     "mode",
     [
-        "sequential, turns: step",
+        pytest.param("sequential, turns: step", marks=pytest.mark.slow),
         "client_batch",
         pytest.param("hierarchical, average_every: 1", marks=pytest.mark.slow),
     ],
@@ -133,6 +133,7 @@ def test_a_client_lost_in_the_middle_of_a_step_holds_nobody_up(
     assert run.summary["metrics"]["global"]["f1"] >= 0.0
 
 
+@pytest.mark.slow
 def test_clients_in_lockstep_run_the_same_every_time(run_tiny: RunTiny) -> None:
     few = ("federation.rounds=1", "data.synthetic.notes=6")
     dropout = ("adapter={kind: lora, rank: 4, dropout: 0.5}", *few)
@@ -140,7 +141,9 @@ def test_clients_in_lockstep_run_the_same_every_time(run_tiny: RunTiny) -> None:
     assert_same_tensors(runs[0].state.tensors, runs[1].state.tensors)
 
 
-@pytest.mark.parametrize("settings", ["mode: client_batch", "full: [front, back]"])
+@pytest.mark.parametrize(
+    "settings", ["mode: client_batch", pytest.param("full: [front, back]", marks=pytest.mark.slow)]
+)
 def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, settings: str) -> None:
     adapter = f"adapter={LORA if 'full' in settings else 'null'}"
     method = [
@@ -203,7 +206,7 @@ def test_a_simulation_scores_no_client_that_has_no_whole_model() -> None:
 @pytest.mark.parametrize(
     ("ends", "full"),
     [
-        ("round", ["front", "back"]),
+        pytest.param("round", ["front", "back"], marks=pytest.mark.slow),
         ("never", ["middle"]),
         pytest.param("round", ["middle"], marks=pytest.mark.slow),
         pytest.param("never", ["front", "back"], marks=pytest.mark.slow),

@@ -142,6 +142,7 @@ def test_counts_are_those_of_torch(family: str, kind: str) -> None:
 BERT = cache(lambda: tiny("bert"))
 
 
+@pytest.mark.slow  # one shape of every model is fast
 @examples(100)
 @given(rows=st.integers(1, 5), tokens=st.integers(2, 40))
 def test_counts_are_those_of_torch_whatever_the_shape(rows: int, tokens: int) -> None:

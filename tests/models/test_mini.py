@@ -63,9 +63,8 @@ def test_the_log_in_the_repository_is_that_of_this_model() -> None:
     assert end["sha256"] == digest
 
 
-@pytest.mark.parametrize(
-    "few", [("--shards", "1", "--notes", "200"), pytest.param((), marks=pytest.mark.slow)], ids=["few", "all"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("few", [("--shards", "1", "--notes", "200"), ()], ids=["few", "all"])
 def test_its_pretraining_notes_and_the_demos_never_overlap(few: tuple[str, ...]) -> None:
     """Of fewer notes to a shard each is one of those that there are of more."""
     script = load_script("pretrain_mini")

@@ -119,7 +119,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
         pytest.param(("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"), marks=SLOW),
         pytest.param(("method={name: layer_skipping, top: 1, head: local}",), marks=SLOW),
         pytest.param(("method={name: layer_skipping, top: auto}", "training.cache=off"), marks=SLOW),
-        ("method={name: fedper}", "data.split.test_sites=[site-3]"),
+        pytest.param(("method={name: fedper}", "data.split.test_sites=[site-3]"), marks=SLOW),
         ("federation.sample=0.34",),
         pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
     ],

@@ -43,7 +43,7 @@ def experiment_of(*overrides: str) -> Experiment:
     "overrides",
     [
         (),
-        ("method={name: fedavg}", "privacy.noise=seeded"),
+        pytest.param(("method={name: fedavg}", "privacy.noise=seeded"), marks=pytest.mark.slow),
         pytest.param(
             (
                 "privacy.unit=window",
@@ -182,6 +182,7 @@ def test_without_noise_there_is_no_epsilon() -> None:
     assert any("nothing is protected" in warning for warning in plan.warnings)
 
 
+@pytest.mark.slow
 def test_epsilon_by_window_is_told_by_patient(tmp_path: Path) -> None:
     corpus = generate(seed=1, sites=2, notes=12, notes_per_patient=3)
     write(corpus, tmp_path / "notes", "jsonl")
@@ -213,7 +214,10 @@ def test_documents_stand_for_patients_where_none_is_named(tmp_path: Path) -> Non
     assert by_document is not None and by_document.patients is None
 
 
-@pytest.mark.parametrize(("units", "epsilon"), [(1, 4.0), (2, 8.4), (3, 13.2), (5, 24.0)])
+@pytest.mark.parametrize(
+    ("units", "epsilon"),
+    [(1, 4.0), (2, 8.4), *(pytest.param(*own, marks=pytest.mark.slow) for own in ((3, 13.2), (5, 24.0)))],
+)
 def test_the_epsilon_of_a_patient_of_several_windows(units: int, epsilon: float) -> None:
     """Figures of the prototype (q .01, 1000 steps, sigma .736): far more than so many times that of one."""
     found = epsilon_of_group(Mechanism(0.736, 0.01, 1000), units, 1e-5)

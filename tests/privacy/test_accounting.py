@@ -82,7 +82,10 @@ def test_coarse_grids_are_above_a_fine_one_and_settled_close_to_it() -> None:
     assert expected <= epsilon_of([mechanism], DELTA) <= expected * (1 + 2e-4)
 
 
-@pytest.mark.parametrize(("rate", "steps"), KNOWN)
+@pytest.mark.parametrize(
+    ("rate", "steps"),
+    [pytest.param(*own, marks=pytest.mark.slow if own[1] == 1000 else ()) for own in KNOWN],
+)
 def test_sigma_is_the_least_thousandth_that_keeps_epsilon(rate: float, steps: int) -> None:
     sigma = sigma_for(4.0, DELTA, rate, steps)
     assert sigma == round(sigma, 3)
@@ -92,6 +95,7 @@ def test_sigma_is_the_least_thousandth_that_keeps_epsilon(rate: float, steps: in
     assert sigma == pytest.approx(KNOWN[rate, steps], rel=0.005)
 
 
+@pytest.mark.slow
 def test_sigma_of_many_steps_is_found() -> None:
     sigma = sigma_for(1.0, 1e-6, 0.02, 3000)
     assert 0.999 <= epsilon_of([Mechanism(sigma, 0.02, 3000)], 1e-6) <= 1.0
@@ -133,6 +137,7 @@ def test_more_noise_costs_less_and_more_of_anything_else_more(
     assert epsilon_of([Mechanism(sigma, rate, steps)], delta * factor) <= spent + slack
 
 
+@pytest.mark.slow  # of epsilon, which it inverts, the same is fast
 def test_sigma_rises_with_what_is_asked_of_it() -> None:
     usual = sigma_for(4.0, DELTA, 0.1, 50)
     assert sigma_for(3.0, DELTA, 0.1, 50) > usual

@@ -85,7 +85,12 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
 
 @pytest.mark.parametrize(
     ("sites", "lost", "colluders", "carriers"),
-    [(4, (), None, 2), (4, (), 0, 3), (4, ("site-2",), 1, 2), (6, ("site-2",), 1, 3)],
+    [
+        (4, (), None, 2),
+        (6, ("site-2",), 1, 3),
+        pytest.param(4, (), 0, 3, marks=pytest.mark.slow),
+        pytest.param(4, ("site-2",), 1, 2, marks=pytest.mark.slow),
+    ],
 )
 def test_the_sum_has_the_noise_that_is_claimed(
     run_tiny: RunTiny,

@@ -106,7 +106,7 @@ def test_the_noise_is_enough_for_what_is_asked() -> None:
     assert 2.9 < spent <= 3.0
 
 
-@pytest.mark.parametrize("sample", [1.0, 0.34])
+@pytest.mark.parametrize("sample", [pytest.param(1.0, marks=pytest.mark.slow), 0.34])
 def test_the_turns_are_those_of_the_client_that_is_drawn_most(sample: float, run_tiny: RunTiny) -> None:
     run = run_tiny(*PRIVATE, f"federation.sample={sample}", "federation.rounds=4", "privacy.spare_turns=0")
     begun = [turns_begun(client_folder(run.folder, f"site-{number}")) for number in (1, 2, 3)]

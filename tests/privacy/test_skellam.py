@@ -217,7 +217,9 @@ def test_inexact_noise_is_paid_for_out_of_delta(sigma: float, exponent: float) -
     assert spent + (1 + math.exp(epsilon)) * distance <= DELTA * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("rate", "steps"), [(1.0, 1), (0.05, 100), (0.01, 1000)])
+@pytest.mark.parametrize(
+    ("rate", "steps"), [(1.0, 1), pytest.param(0.05, 100, marks=pytest.mark.slow), (0.01, 1000)]
+)
 def test_sigma_is_the_least_thousandth_that_is_enough(rate: float, steps: int) -> None:
     sensitivity, before = Sensitivity(30.0, 500.0), math.inf
     for epsilon in (0.3, 1.0, 4.0, 20.0):

@@ -119,7 +119,17 @@ def measure(report: Path, *, scheme: str, width: int) -> dict[str, Any]:
     return dict(json.loads(unescaped))
 
 
-@pytest.fixture(params=["run", "comparison", "failed", "private", "private comparison"])
+PAGES = ("comparison", "private", "run", "failed", "private comparison")
+QUICK = 2
+"""So many of them where a person waits: those that differ most."""
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(page, marks=() if place < QUICK else pytest.mark.slow)
+        for place, page in enumerate(PAGES)
+    ]
+)
 def report(request: pytest.FixtureRequest, write_run: Any, events: Any) -> Path:
     clients = {f"St. {'W' * number}-hospital": 0.1 * number for number in range(1, 10)}
     folders = [
@@ -174,7 +184,9 @@ def test_the_console_would_tell(report: Path) -> None:
     assert any("example.org" in line for line in browse(report)[1])
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 400)])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("dark", 400), pytest.param("light", 1200, marks=pytest.mark.slow)]
+)
 def test_everything_can_be_read(report: Path, scheme: str, width: int) -> None:
     seen = measure(report, scheme=scheme, width=width)
     assert (seen["dark"], seen["width"]) == (scheme == "dark", width)

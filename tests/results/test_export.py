@@ -56,7 +56,7 @@ PRIVATE = (
 )
 
 
-@pytest.mark.parametrize("noise", ["secure", "seeded"])
+@pytest.mark.parametrize("noise", ["seeded", pytest.param("secure", marks=pytest.mark.slow)])
 def test_a_card_says_what_epsilon_covers_and_what_it_does_not(
     run_tiny: RunTiny, tmp_path: Path, noise: str
 ) -> None:

@@ -100,6 +100,7 @@ def solid(text: str) -> str:
     return "".join(text.split()).replace("\ufeff", "").casefold()
 
 
+@pytest.mark.slow  # mentions in texts that are i2b2 before are fast
 @FEW
 @given(TEXTS)
 @example("chest\r\npain, 5mg\n")

@@ -213,7 +213,12 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
             ("huge", "beyond 1e+18, which cannot be averaged"),
             ("loss", "says loss=1.7e+308, which cannot be"),
         ),
-        (BATCH, ("empty", "of the weights that were to be trained"), ("good", None)),
+        pytest.param(
+            BATCH,
+            ("empty", "of the weights that were to be trained"),
+            ("good", None),
+            marks=pytest.mark.slow,
+        ),
         (
             "method={name: fedavg}",
             ("cut short", "came as float32 ("),
@@ -224,10 +229,11 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
             ("infinite", "holds numbers that are not"),
             ("blocks", "shared=1000000, where"),
         ),
-        (
+        pytest.param(
             "method={name: droppeft}",
             ("no blocks", "personal=5, which is no list of blocks"),
             ("no loss", "loss is no number"),
+            marks=pytest.mark.slow,
         ),
     ],
 )
@@ -250,6 +256,7 @@ def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
             assert expected[client] in process.said.splitlines()[-1]
 
 
+@pytest.mark.slow  # test_joining loses who speaks of another turn
 def test_only_who_speaks_out_of_turn_is_lost(serve: Serve) -> None:
     """It says one thing of a turn that there is not, and the others wait for it: they are not to blame."""
     server = serve(BATCH, *ONE_EACH)
@@ -288,6 +295,7 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     assert told in processes["site-1"].said.splitlines()[-1]
 
 
+@pytest.mark.slow  # test_joining refuses such states
 def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serve) -> None:
     server = serve(BATCH, *ONE_EACH)
     processes = {

@@ -40,6 +40,15 @@ from fedstrata.results.result import open_result, open_task
 ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rounds=1")
 
 
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory, clients: Clients) -> Path:
+    """What site-1 has kept of a served run; nobody changes it."""
+    folder = tmp_path_factory.mktemp("once") / "served"
+    served(folder, clients, "method={name: fedavg}", *ONE_ROUND)
+    (found,) = folder.glob("home of site-1/run-*/clients/site-1")
+    return found
+
+
 def serving(server: Server, cache_bytes: int = 2**30, patience: float = 600.0) -> Run[RemoteEngine]:
     """Returns the run, which writes a run directory, or goes on with it."""
     folder = server.folder / "run"
@@ -96,6 +105,7 @@ def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
     assert [client for client, scores in summary["metrics"]["clients"].items() if not scores] == ["site-2"]
 
 
+@pytest.mark.slow
 def test_a_client_that_comes_later_is_scored_and_one_that_is_given_up_is_not_waited_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +147,7 @@ def test_a_client_that_comes_later_is_scored_and_one_that_is_given_up_is_not_wai
         assert event["groups_up"].keys() >= {layout.group_of(name) for name in layout.head} | {OTHER}
 
 
+@pytest.mark.slow
 def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,9 +256,7 @@ def test_a_message_that_is_too_small_for_a_run_to_go_on_with_is_refused_before_a
     assert "--megabytes: must be at least " in told
 
 
-def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(clients: Clients, tmp_path: Path) -> None:
-    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
-    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
+def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(kept: Path) -> None:
     for verb in ("run", "serve"):
         told = resumed(verb, kept)
         assert f"{kept} holds what client 'site-1' has kept of a run, which goes on where its server" in told
@@ -255,25 +264,22 @@ def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(clients: Clients, 
 
 
 def test_a_model_that_is_damaged_is_saved_again_by_the_commands_that_are_named(
-    clients: Clients, tmp_path: Path
+    kept: Path, tmp_path: Path
 ) -> None:
-    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
-    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
-    run = tmp_path / "served" / "run"
+    copy = shutil.copytree(kept.parents[3], tmp_path / "served")
+    own, run = copy / kept.relative_to(kept.parents[3]), copy / "run"
     serve = "fedstrata serve --resume"
-    for folder, command in ((run, f"{serve} --out {run}$"), (kept, f"fedstrata join, .* with: {serve}$")):
+    for folder, command in ((run, f"{serve} --out {run}$"), (own, f"fedstrata join, .* with: {serve}$")):
         (weights,) = folder.glob("model/*.safetensors")
         weights.write_bytes(weights.read_bytes()[:-1])
         with pytest.raises(DataError, match=f"damaged or changed; it is saved again by: {command}"):
             open_result(folder)
 
 
-def test_a_client_scores_its_test_part_with_what_it_keeps(clients: Clients, tmp_path: Path) -> None:
-    served(tmp_path / "served", clients, "method={name: fedavg}", *ONE_ROUND)
-    (kept,) = tmp_path.glob("served/home of site-1/run-*/clients/site-1")
+def test_a_client_scores_its_test_part_with_what_it_keeps(kept: Path, tmp_path: Path) -> None:
     own = json.loads((kept / "documents.json").read_text())
     assert [*own] == ["site-1"]
-    told = (tmp_path / "served" / "site-1.txt").read_text().replace("client_progress", "").split()
+    told = (kept.parents[3] / "site-1.txt").read_text().replace("client_progress", "").split()
     assert told == ["joined", "turn", "scoring", "scoring", "kept"], (
         "validation after the round, test at the end"
     )
@@ -304,6 +310,7 @@ def test_settings_that_only_a_simulation_follows_are_refused_all_at_once() -> No
     assert {problem.path for problem in refused.value.problems} == {*asked}
 
 
+@pytest.mark.slow
 def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_what_was_learnt(
     serve: Serve, run_tiny: RunTiny, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def test_what_sees_later_tokens_is_not_searched(tiny_model: Tiny) -> None:
     assert not can_search(ends)
 
 
+@pytest.mark.slow
 def test_the_attack_repeats_from_its_seed(tiny_model: Tiny) -> None:
     noise = noised(0.5, Seed(1))
     one, other = (leakage(tiny_model, 1, noise, known=20, epochs=2, searched=16) for _ in range(2))

@@ -160,6 +160,7 @@ def test_a_run_that_hides_nothing_is_found_out(canaries: int) -> None:
     assert (found.canaries, found.included, found.claim) == (canaries, included.sum(), CLAIM)
 
 
+@pytest.mark.slow  # that a true claim is seldom refuted is fast
 def test_chance_is_seldom_taken_for_anything() -> None:
     """Each bound is above 0 in at most one run of twenty; more than 26 of 300 has probability .003."""
     generator = np.random.default_rng(2)

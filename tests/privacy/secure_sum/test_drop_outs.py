@@ -55,7 +55,7 @@ def check(sites: tuple[str, ...], lost: Mapping[str, tuple[str, ...]], folder: P
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)
-@pytest.mark.parametrize("count", [3, 4, 5, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [3, 4, *(pytest.param(own, marks=pytest.mark.slow) for own in (5, 6))])
 def test_every_subset_that_drops_out_in_one_exchange(count: int, exchange: str, tmp_path: Path) -> None:
     sites = SITES[:count]
     for number, lost in enumerate(subsets(sites)):
