@@ -199,7 +199,11 @@ MUTANTS = [
         [(QUANTIZATION, "block += randomness.uniform(len(block))", "block += 0.5")],
         [OF_QUANTIZATION],
     ),
-    Mutant("one bit too many", [(QUANTIZATION, "LARGEST = 2**25 - 1", "LARGEST = 2**25")], [OF_QUANTIZATION]),
+    Mutant(
+        "one bit too many",
+        [(QUANTIZATION, "return (1 << bits - 7) - 1", "return 1 << bits - 7")],
+        [OF_QUANTIZATION],
+    ),
     Mutant(
         "saturated values are not counted",
         [(QUANTIZATION, "saturated += int(np.count_nonzero(np.abs(block) > bound))", "")],

@@ -13,11 +13,11 @@ from support import TINY, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import BudgetSpentError, ClientsLostError, ConfigurationError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine import secure_mean
+from fedstrata.engine import masked_sums, secure_mean
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.secure_mean import SecureAggregation
-from fedstrata.privacy import joint_terms
+from fedstrata.privacy import clipping, joint_terms
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.secure_sum.client import SumClient
@@ -81,6 +81,20 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     assert float(difference(joint, local).abs().max()) <= declared + float32 < 1e-4 * moved
     assert event["privacy"]["clipped"] == local.of("round")[0]["privacy"]["clipped"]
     assert joint.summary["privacy"]["epsilon"] is None
+
+
+def test_rows_at_once_are_rounded_as_they_are_one_by_one(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    window = ("privacy.unit=window", "privacy.delta=0.001", "privacy.expected_batch=8")
+    units = "privacy.units={site-1: 100, site-2: 100, site-3: 100, site-4: 100}"
+    overrides = (*JOINT, *window, units, "data.synthetic.notes=12", *PLAIN_STEP, QUIET)
+    at_once = run_tiny(*overrides, out="at once")
+    monkeypatch.setattr(clipping, "rows_together", lambda model, parameters: 1)
+    one_by_one = run_tiny(*overrides, out="one by one")
+    (event,) = at_once.of("round")
+    assert event["privacy"]["clipped"] == one_by_one.of("round")[0]["privacy"]["clipped"]
+    assert float(difference(at_once, one_by_one).abs().max()) <= event["secure_aggregation"]["error"] + 1e-6
 
 
 @pytest.mark.parametrize(
@@ -228,7 +242,7 @@ def test_a_roster_too_small_for_its_colluders_gets_no_sum(
     assert event["secure_aggregation"]["refused"] == "TooFewSites"
     assert {lost["client"] for lost in run.of("client_failed")} == {"site-5", "site-6"}
     assert {own["turns"] for own in event["privacy"]["clients"].values()} == {0}
-    monkeypatch.setattr(secure_mean, "require_carriers", lambda roster, noise: None)
+    monkeypatch.setattr(masked_sums, "require_carriers", lambda roster, noise: None)
     with pytest.raises(ClientsLostError, match=r"site-1: TooFewSites.*allows for 2 colluders"):
         run_tiny(*JOINT, *more, "federation.rounds=1", out="deceived")
 

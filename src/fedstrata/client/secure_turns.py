@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -65,6 +66,7 @@ from fedstrata.privacy.secure_sum.messages import (
     Survivors,
     unpack,
 )
+from fedstrata.privacy.secure_sum.quantization import packed
 from fedstrata.privacy.secure_sum.refusals import SessionLost, WrongSum
 from fedstrata.wire import frame
 
@@ -235,7 +237,7 @@ class SecureTurns:
         """Answers to the rosters of both sums, and keeps what the others have signed of their ledgers."""
         session, values = self._session(order), frame.decode(order.plan, Plan).values
         roster = read_said(values, Roster, session.clients)[CHANGES]
-        if (noise := self._workplace.privacy.joint) is not None:
+        if (noise := self._workplace.privacy.joint) is not None and not session.terms.counts:
             require_carriers(roster, noise)
         answers = self._said(order, Roster, SumClient.shares)
         session.roster = roster
@@ -292,8 +294,11 @@ class SecureTurns:
             session.terms,
             SeededRandomness(seed.child("rounding")),
         )
-        masked = dict(session.clients[CHANGES].mask(delivered[CHANGES], own.elements()))
-        return masked | dict(session.clients[SATURATED].mask(delivered[SATURATED], own.cut()))
+        masked = chain(
+            session.clients[CHANGES].mask(delivered[CHANGES], own.elements()),
+            session.clients[SATURATED].mask(delivered[SATURATED], own.cut()),
+        )
+        return {name: packed(elements, session.terms.ring) for name, elements in masked}
 
     def _noised(
         self, session: _Session, delivered: Mapping[str, DeliveredShares], private: JointGradients

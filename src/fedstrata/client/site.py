@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from fedstrata.core.documents import Document
@@ -57,18 +57,20 @@ class Site:
         """Returns the training examples, as the client uses them."""
         return [example for unit in self.encoded_units() for example in unit]
 
-    def encoded_units(self) -> list[list[Any]]:
+    def encoded_units(self) -> list[Sequence[Any]]:
         """Returns the training examples of each of its units, all together where there are none.
 
-        Those of a unit are made of its documents alone, so that nothing of one is in another's.
+        Those of a unit are made of its documents alone, so that nothing of one is in another's; where it is a
+        patient or a document they are made when they are looked at: a step looks at few.
         """
         if self.parts:
             return [unit for part in self.parts for unit in part.encoded_units()]
         if self.unit == "window":
             return [[example] for example in self._encoded(self.documents.train)]
-        if self.unit:
-            return [self._encoded(own) for own in units_of(self.documents.train, self.unit).values()]
-        return [self._encoded(self.documents.train)]
+        if not self.unit:
+            return [self._encoded(self.documents.train)]
+        own = units_of(self.documents.train, self.unit).values()
+        return [Encoded(partial(self._encoded, documents)) for documents in own]
 
     def _encoded(self, documents: Sequence[Document]) -> list[Any]:
         examples, wrong = self.task.training_examples(documents, self.tokenizer), self.corruption
@@ -92,6 +94,27 @@ class Site:
         return self.declared or len(self.encode())
 
 
+class Encoded(Sequence[Any]):
+    """Examples that are encoded when they are first looked at.
+
+    Args:
+        encode: Encodes them.
+    """
+
+    def __init__(self, encode: Callable[[], list[Any]]) -> None:
+        self._encode = encode
+
+    def __len__(self) -> int:
+        return len(self._examples)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._examples[index]
+
+    @cached_property
+    def _examples(self) -> list[Any]:
+        return self._encode()
+
+
 class Examples(Sequence[Any]):
     """A site's training examples, encoded when the first is asked for: not every turn trains."""
 
@@ -105,9 +128,9 @@ class Examples(Sequence[Any]):
         return self._all[index]
 
     @cached_property
-    def units(self) -> list[list[Any]]:
-        """The examples of each unit that has any."""
-        return [unit for unit in self._site.encoded_units() if unit]
+    def units(self) -> list[Sequence[Any]]:
+        """The examples of each unit, of which it may have none."""
+        return self._site.encoded_units()
 
     @cached_property
     def _all(self) -> list[Any]:

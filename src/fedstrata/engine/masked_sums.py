@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,6 +48,7 @@ from fedstrata.privacy.secure_sum.messages import (
     ReleasedShares,
     SentShares,
 )
+from fedstrata.privacy.secure_sum.quantization import unpacked
 from fedstrata.privacy.secure_sum.refusals import NotFinished
 from fedstrata.privacy.secure_sum.server import SumServer
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
@@ -154,7 +155,7 @@ class MaskedSums:
         begin = Plan(values=terms.model_dump(mode="json"))
         bundles = self._said(cohort, terms, KEYS, present, lambda _: begin, KeyBundle)
         roster = {which: each.roster(_of(which, bundles)) for which, each in servers.items()}
-        if (noise := self.privacy.joint) is not None:
+        if (noise := self.privacy.joint) is not None and not terms.counts:
             require_carriers(roster[CHANGES], noise)  # each site would refuse it too, and be lost
         agree = Plan(values=said_of(roster))
         sent = self._said(cohort, terms, SHARES, list(bundles), lambda _: agree, SentShares)
@@ -166,9 +167,10 @@ class MaskedSums:
 
         shapes = {which: subject.shapes for which, subject in subjects.items()}
         for info, update in cohort.inputs(exchange_for(terms, INPUT), terms.sum.handler, plan_of):
-            said = _heard(cohort, info.id, update, MaskedInput, servers, shapes)
-            for which, own in said.items():
-                servers[which].add(own, update.tensors)
+            if (masked := _unpacked(cohort, info.id, update, shapes, terms.ring)) is None:
+                continue
+            for which, own in _heard(cohort, info.id, masked, MaskedInput, servers, shapes).items():
+                servers[which].add(own, masked.tensors)
         place.mkdir(exist_ok=True)
         write_atomically(place / TERMS, [terms.model_dump_json().encode()])
         unmasking = {which: server.close(place / which) for which, server in servers.items()}
@@ -239,6 +241,25 @@ def _signed(place: Path) -> bool:
 
 def _terms_in(path: Path) -> MeanTerms:
     return MeanTerms.model_validate_json(path.read_bytes())
+
+
+def _unpacked(
+    cohort: Exchanging,
+    client: str,
+    update: Update,
+    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
+    bits: int,
+) -> Update | None:
+    """Returns a masked input with its elements as they were masked; nothing of a client that is so lost."""
+    known = {name: shape for own in shapes.values() for name, shape in own.items()}
+    try:
+        if strangers := update.tensors.keys() - known.keys():
+            raise FrameError(f"{len(strangers)} tensors came that are not summed")
+        tensors = {name: unpacked(sent, known[name], bits) for name, sent in update.tensors.items()}
+    except FrameError as error:
+        cohort.reject(client, error)
+        return None
+    return replace(update, tensors=tensors)
 
 
 def _of(which: str, said: Mapping[str, Mapping[str, Said]]) -> list[Said]:

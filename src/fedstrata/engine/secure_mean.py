@@ -167,6 +167,7 @@ class SecureAggregation:
             scale=max(weights),
             loss=self.privacy.mechanism == "none",  # under differential privacy none leaves its client
             noise=noise,
+            ring=self.privacy.settings.ring if noise is None else 32,
         )
 
     def _name(self, book: Book, handler: str) -> SumName:

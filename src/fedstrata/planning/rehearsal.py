@@ -125,9 +125,9 @@ class RehearsedSite(Site):
     examples: Sequence[Any] = ()
     units: Sequence[Sequence[Any]] | None = None
 
-    def encoded_units(self) -> list[list[Any]]:
+    def encoded_units(self) -> list[Sequence[Any]]:
         """Returns the given examples."""
-        return [list(self.examples)] if self.units is None else [list(unit) for unit in self.units]
+        return [self.examples] if self.units is None else list(self.units)
 
 
 def _documents(samples: Samples, index: int) -> Split:

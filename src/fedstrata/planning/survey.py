@@ -42,7 +42,7 @@ class Workload:
         tokens: Tokens in them, without padding.
         batches: Padded tokens of every batch of an epoch; which examples share a batch is drawn at random. Of
             private training those of every pass of the steps that were drawn.
-        encode_seconds: What encoding its documents took.
+        encode_seconds: What encoding the documents takes that it looks at in a round.
         steps: Its optimiser steps in a round.
         round_tokens: The padded tokens that they go through.
         round_passes: In how many batches, on average.
@@ -108,7 +108,7 @@ def survey(experiment: Experiment) -> Survey:
     workloads = []
     for site in trainers:
         started = time.perf_counter()
-        units = site.encoded_units()
+        units = [unit for unit in map(list, site.encoded_units()) if unit]
         encode_seconds = time.perf_counter() - started
         workloads.append(surveyed.workload(site, units, encode_seconds, seed))
     parts = ("validation", "test")
@@ -176,25 +176,26 @@ class _Units:
 
     def workload(self, site: Site, units: Sequence[Sequence[Any]], seconds: float, seed: Seed) -> Workload:
         """Returns what a client trains on in a round: some steps are drawn as the run draws them."""
-        own = [unit for unit in units if unit]
         drawn_from = SeededRandomness(seed.child("steps", site.id))
-        private = UnitGradients(self._experiment.privacy, site.declared, drawn_from, lambda: own)
+        private = UnitGradients(self._experiment.privacy, site.declared, drawn_from, lambda: units)
         drawn = list(islice(private.draws(), DRAWN_STEPS))
         sizes = [padded_tokens(site.task.collate(rows)) for step in drawn for rows in self._passes(step)]
         met = max(1, sum(map(len, drawn)))
         # What is drawn of chance is how much a unit comes to; how many meet in a step is known.
-        in_round = private.steps * private.expected_batch / max(1, site.declared) * len(own) / met
-        self._keep(site, own, seed)
+        rate = private.expected_batch / max(1, site.declared)
+        in_round = private.steps * rate * len(units) / met
+        looked_at = 1.0 if site.unit == "window" else 1.0 - (1.0 - rate) ** private.steps
+        self._keep(site, units, seed)
         return Workload(
             site.id,
-            sum(map(len, own)),
-            sum(len(example) for unit in own for example in unit),
+            sum(map(len, units)),
+            sum(len(example) for unit in units for example in unit),
             tuple(sizes),
-            seconds,
+            seconds * looked_at,
             steps=private.steps,
             round_tokens=in_round * sum(sizes),
             round_passes=in_round * len(sizes),
-            units=len(own),
+            units=len(units),
         )
 
     def _passes(self, step: Sequence[Sequence[Any]]) -> list[list[Any]]:

@@ -30,6 +30,7 @@ from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.row_gradients import (
     SHORTEST,
+    RowGradients,
     add_clipped_rows,
     lengths,
     row_hooks,
@@ -106,7 +107,8 @@ class UnitGradients:
         rate = self.expected_batch / self.declared
         for _ in range(self.steps):
             drawn = poisson(len(self.units), rate, self.randomness)
-            yield [self._rows_of(self.units[index]) for index in drawn]
+            rows = [self._rows_of(self.units[index]) for index in drawn]
+            yield [unit for unit in rows if unit]  # what has no example adds nothing
 
     def _rows_of(self, unit: Sequence[Any]) -> Sequence[Any]:
         counts = [len(example.windows) for example in unit]
@@ -237,8 +239,7 @@ class Passes:
                 if gradients is None:
                     break
                 self._count(float(loss), float(count))
-                scales = 1.0 / terms.clamp(min=1.0).to(self._told[0])
-                norms = add_clipped_rows(self.sums, gradients, scales, self._clip)
+                norms = self._add_rows(gradients, 1.0 / terms.clamp(min=1.0).to(self._told[0]))
                 self.clipped += int((~(norms <= self._clip)).sum())
             else:
                 return True
@@ -271,6 +272,10 @@ class Passes:
     def _add(self, totals: list[Tensor], gradients: list[Tensor], factor: float) -> None:
         """Adds a unit's gradients times a factor, which makes them no longer than the clip."""
         torch._foreach_add_(totals, gradients, alpha=factor)
+
+    def _add_rows(self, gradients: Sequence[RowGradients | None], scales: Tensor) -> Tensor:
+        """Adds the gradients of rows, each times a scale and then clipped; returns how long they were."""
+        return add_clipped_rows(self.sums, gradients, scales, self._clip)
 
     def _forget(self) -> None:
         """Removes gradients that are there: a backward pass would add to them."""

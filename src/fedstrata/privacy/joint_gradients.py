@@ -6,6 +6,7 @@ client's model stays as it came, and the server takes the step (`fedstrata.engin
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from fedstrata.core.model import Model
 from fedstrata.privacy.clipping import Passes, UnitGradients
 from fedstrata.privacy.joint import JointNoise, Rounding, round_
 from fedstrata.privacy.randomness import Randomness
+from fedstrata.privacy.row_gradients import SHORTEST, RowGradients, norms_of_rows, of_row
 from fedstrata.privacy.secure_sum.messages import RING
 
 
@@ -29,7 +31,6 @@ class JointGradients(UnitGradients):
     """How a client trains in a turn of which only a noised sum is seen; implements `PrivateTraining`."""
 
     _sums: dict[Parameter, Tensor] = field(default_factory=dict, init=False)
-    _by_unit: bool = field(default=True, init=False)  # each is rounded by itself
 
     @property
     def noise(self) -> JointNoise:
@@ -88,3 +89,15 @@ class _RoundedPasses(Passes):
         own = [gradient.cpu().contiguous() for gradient in gradients]
         rounded, _ = round_(own, factor, self._rounding, self._randomness)
         torch._foreach_add_(totals, rounded)
+
+    @torch.no_grad()
+    def _add_rows(self, gradients: Sequence[RowGradients | None], scales: Tensor) -> Tensor:
+        """Adds the gradients of rows, each rounded by itself; returns how long they were."""
+        there = [(total, own) for total, own in zip(self.sums, gradients, strict=True) if own is not None]
+        norms = norms_of_rows([own for _, own in there]) * scales
+        for row, (norm, scale) in enumerate(zip(norms.tolist(), scales.tolist(), strict=True)):
+            if math.isfinite(norm):
+                factor = scale * min(1.0, self._clip / max(norm, SHORTEST))
+                own = [of_row(each, row, total) for total, each in there]
+                self._add([total for total, _ in there], own, factor)
+        return norms

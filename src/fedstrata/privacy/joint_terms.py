@@ -13,7 +13,7 @@ from fedstrata.privacy.joint_gradients import JointGradients
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.secure_sum.mean import WEIGHT
 from fedstrata.privacy.secure_sum.messages import MeanTerms, NoiseTerms, Roster
-from fedstrata.privacy.secure_sum.quantization import LARGEST, weight_element
+from fedstrata.privacy.secure_sum.quantization import largest_value, weight_element
 from fedstrata.privacy.secure_sum.refusals import TooFewSites, WrongSum
 
 _CLOSE = 1e-9
@@ -37,7 +37,7 @@ def noise_terms(privacy: Privacy) -> NoiseTerms | None:
 
 def bound_of(noise: NoiseTerms) -> float:
     """Returns the bound with which `secure_sum.quantization` turns a sum into one of mean gradients."""
-    return LARGEST / (noise.scale * noise.expected_batch)
+    return largest_value(32) / (noise.scale * noise.expected_batch)
 
 
 def require_own_terms(terms: MeanTerms, privacy: Privacy) -> None:

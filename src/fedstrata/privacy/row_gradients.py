@@ -166,7 +166,7 @@ def lengths(gradients: Tensor, kept: int) -> Tensor:
     return norms
 
 
-Gradients = Tensor | TokenGradients
+RowGradients = Tensor | TokenGradients
 
 
 class RowHooks:
@@ -191,7 +191,7 @@ class RowHooks:
         self.rows = 0
         self._parameters = parameters
         self._runs: Counter[nn.Module] = Counter()
-        self._found: dict[Parameter, Gradients] = {}
+        self._found: dict[Parameter, RowGradients] = {}
         self._own = {
             layer: [own for own in layer.parameters(recurse=False) if own.requires_grad] for layer in layers
         }
@@ -233,7 +233,7 @@ class RowHooks:
         with torch.no_grad():
             self._found |= self._sampler[layer](layer, [given], gradient.detach())
 
-    def take(self) -> list[Gradients | None] | None:
+    def take(self) -> list[RowGradients | None] | None:
         """Returns each parameter's gradient of every row, (rows, ...), and forgets it.
 
         Returns:
@@ -274,7 +274,7 @@ def row_hooks(module: nn.Module, parameters: Sequence[Parameter]) -> Iterator[Ro
         hooks.remove()
 
 
-def _lengths(gradients: Gradients) -> Tensor:
+def _lengths(gradients: RowGradients) -> Tensor:
     """Returns the L2 norms of a parameter's gradient of every row, (rows,) float64."""
     if isinstance(gradients, Tensor):
         return lengths(gradients, 1)
@@ -282,7 +282,22 @@ def _lengths(gradients: Gradients) -> Tensor:
     return squares.new_zeros(len(gradients)).index_add_(0, gradients.rows, squares).sqrt()
 
 
-def _add(total: Tensor, gradients: Gradients, factors: Tensor) -> None:
+def norms_of_rows(gradients: Sequence[RowGradients]) -> Tensor:
+    """Returns how long the gradients of rows are, over all parameters together, (rows,) float64."""
+    norms: Tensor = torch.stack([_lengths(own) for own in gradients]).norm(dim=0)
+    return norms
+
+
+def of_row(gradients: RowGradients, row: int, total: Tensor) -> Tensor:
+    """Returns a parameter's gradient of one row, float32 of the shape of its sum."""
+    if isinstance(gradients, Tensor):
+        return gradients[row].float()
+    here, whole = gradients.rows == row, torch.zeros_like(total, dtype=torch.float32)
+    whole[gradients.tokens[here]] = gradients.values[here]
+    return whole
+
+
+def _add(total: Tensor, gradients: RowGradients, factors: Tensor) -> None:
     """Adds the gradients of rows, each times a factor, to a sum; nothing of those whose factor is 0."""
     used = factors != 0
     if isinstance(gradients, Tensor):
@@ -296,7 +311,7 @@ def _add(total: Tensor, gradients: Gradients, factors: Tensor) -> None:
 
 @torch.no_grad()
 def add_clipped_rows(
-    sums: Sequence[Tensor], gradients: Sequence[Gradients | None], scales: Tensor, clip: float
+    sums: Sequence[Tensor], gradients: Sequence[RowGradients | None], scales: Tensor, clip: float
 ) -> Tensor:
     """Adds the gradients of rows, each clipped to a norm, to sums.
 
@@ -310,7 +325,7 @@ def add_clipped_rows(
         How long they were, (rows,) float64; a row of which that is not finite was left out.
     """
     there = [(total, own) for total, own in zip(sums, gradients, strict=True) if own is not None]
-    found: Tensor = torch.stack([_lengths(own) for _, own in there]).norm(dim=0) * scales
+    found = norms_of_rows([own for _, own in there]) * scales
     factors = scales * (clip / found.clamp(min=SHORTEST)).clamp(max=1.0)
     factors = torch.where(found.isfinite(), factors, 0.0).float()
     for total, own in there:

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from secure_federation import SHAPES, SITES, Federation, equal
 
 from fedstrata.privacy.secure_sum.messages import RING
-from fedstrata.privacy.secure_sum.quantization import LARGEST
+from fedstrata.privacy.secure_sum.quantization import largest_value
 from fedstrata.privacy.secure_sum.refusals import OutOfOrder, TooFewSignatures, TooFewSites
 from fedstrata.privacy.secure_sum.shares import threshold
+
+LARGEST = largest_value(32)
 
 EXCHANGES = ("keys", "shares", "input", "consistency", "unmasking")
 """In each, a site may be lost before it answers."""

@@ -17,9 +17,11 @@ from secure_federation import NAME, SITES, SUBJECT, Federation, equal
 from fedstrata.privacy.secure_sum.keys import public_half
 from fedstrata.privacy.secure_sum.masks import Mask, MaskStream, pairwise, self_mask
 from fedstrata.privacy.secure_sum.messages import KeyBundle, Roster
-from fedstrata.privacy.secure_sum.quantization import LARGEST
+from fedstrata.privacy.secure_sum.quantization import largest_value
 from fedstrata.privacy.secure_sum.refusals import ForgedKeys
 from fedstrata.privacy.secure_sum.transcript import Subject, context_of
+
+LARGEST = largest_value(32)
 
 CONTEXT = bytes(range(32))
 

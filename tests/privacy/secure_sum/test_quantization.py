@@ -11,26 +11,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import Same
 
-from fedstrata.core.errors import TrainingError
+from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.privacy import MOST_SITES
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.privacy.secure_sum.quantization import (
-    LARGEST,
     LARGEST_WEIGHT,
     LIMBS,
-    MOST_COUNTED,
     bound_for,
     count_elements,
     counts_in,
     dequantize_,
+    largest_value,
+    most_counted,
     number_elements,
     numbers_in,
+    packed,
     quantize_,
     rounding_error,
+    unpacked,
     weight_element,
 )
 
+BITS = (32, 24)
 EXTREMES = [Same(0.0), Same(1.0 - 2.0**-53)]
 
 
@@ -40,8 +43,11 @@ EXTREMES = [Same(0.0), Same(1.0 - 2.0**-53)]
     sites=st.integers(1, 64),
     bound=st.floats(1e-12, 1e12),
     count=st.integers(0, 70),
+    bits=st.sampled_from(BITS),
 )
-def test_a_sum_is_within_the_declared_error(seed: int, sites: int, bound: float, count: int) -> None:
+def test_a_sum_is_within_the_declared_error(
+    seed: int, sites: int, bound: float, count: int, bits: int
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     exact, total = torch.zeros(count, dtype=torch.float64), torch.zeros(count, dtype=torch.int64)
     for site in range(sites):
@@ -49,12 +55,13 @@ def test_a_sum_is_within_the_declared_error(seed: int, sites: int, bound: float,
             (2 * torch.rand(count, generator=generator, dtype=torch.float64) - 1) * bound * 0.999
         ).float()
         exact += change
-        elements, saturated = quantize_(change, bound, SeededRandomness(Seed(seed).child(site)))
+        elements, saturated = quantize_(change, bound, SeededRandomness(Seed(seed).child(site)), bits)
         assert saturated == 0
         total += elements
-    found = dequantize_(total.int(), bound)
-    error = rounding_error(bound, sites)
-    assert torch.equal(total, total.int().long()), "nothing overflowed"
+    assert bool((total.abs() < 2 ** (bits - 1)).all()), "nothing overflowed"
+    other = (total + (seed << bits)).to(torch.int32)  # what is above the ring's bits is no part of it
+    found = dequantize_(other, bound, bits)
+    error = rounding_error(bound, sites, bits)
     assert bool(((found - exact).abs() <= error.largest + 2.0**-24 * exact.abs() + 1e-40).all())
 
 
@@ -72,17 +79,18 @@ def test_rounding_is_unbiased(source: SecureRandomness | SeededRandomness) -> No
 
 @pytest.mark.parametrize("source", EXTREMES)
 @pytest.mark.parametrize("bound", [1.0, 0.1, 1e-8, 3.3e7, 1e30])
-def test_extremes_of_64_sites_do_not_overflow(source: Same, bound: float) -> None:
+@pytest.mark.parametrize("bits", BITS)
+def test_extremes_of_64_sites_do_not_overflow(source: Same, bound: float, bits: int) -> None:
     most = float(np.nextafter(np.float32(bound), np.float32(0)))
     change = torch.tensor([most, -most, 100 * bound, -100 * bound, 0.0])
-    elements, saturated = quantize_(change, bound, source)
+    elements, saturated = quantize_(change, bound, source, bits)
     assert saturated == 2
-    assert elements[2:].tolist() == [LARGEST, -LARGEST, 0]
-    assert elements.abs().max() <= LARGEST
+    assert elements[2:].tolist() == [largest_value(bits), -largest_value(bits), 0]
+    assert elements.abs().max() <= largest_value(bits)
     total = sum(elements.clone() for _ in range(MOST_SITES))
     assert isinstance(total, torch.Tensor)
     assert torch.equal(total.long(), MOST_SITES * elements.long())
-    assert MOST_SITES * LARGEST == 2**31 - 64
+    assert MOST_SITES * largest_value(bits) == 2 ** (bits - 1) - 64
 
 
 def test_saturated_values_are_counted_over_all_blocks() -> None:
@@ -149,16 +157,37 @@ def test_a_number_that_cannot_be_summed_is_refused(number: float) -> None:
         number_elements([1, number])
 
 
-def test_weights_and_counts_are_exact_at_64_sites() -> None:
-    total = sum(weight_element(LARGEST_WEIGHT) for _ in range(MOST_SITES))
+@pytest.mark.parametrize(("bits", "most"), [(32, LARGEST_WEIGHT), (24, 2**18 - 1)])
+def test_weights_and_counts_are_exact_at_64_sites(bits: int, most: int) -> None:
+    total = sum(weight_element(most, bits) for _ in range(MOST_SITES))
     assert isinstance(total, torch.Tensor)
-    assert counts_in(total) == [MOST_SITES * LARGEST_WEIGHT]
-    counts = sum(count_elements([2**40, 3, 0]) for _ in range(MOST_SITES))
+    assert counts_in(total, bits) == [MOST_SITES * most]
+    counts = sum(count_elements([2**40, 3, 0], bits) for _ in range(MOST_SITES))
     assert isinstance(counts, torch.Tensor)
-    assert counts_in(counts) == [MOST_SITES * MOST_COUNTED, 3 * MOST_SITES, 0]
+    assert counts_in(counts, bits) == [MOST_SITES * most_counted(bits), 3 * MOST_SITES, 0]
+    for examples in (0, -1, most + 1):
+        with pytest.raises(TrainingError, match=f"sum of {bits} bits: 1 to {most} can"):
+            weight_element(examples, bits)
 
 
-@pytest.mark.parametrize("examples", [0, -1, LARGEST_WEIGHT + 1])
-def test_a_weight_has_to_fit(examples: int) -> None:
-    with pytest.raises(TrainingError, match="weights: equal"):
-        weight_element(examples)
+@given(
+    values=st.lists(st.integers(-(2**31), 2**31 - 1), max_size=24),
+    columns=st.sampled_from([1, 2, 3]),
+    bits=st.sampled_from(BITS),
+)
+def test_elements_travel_without_what_is_above_their_ring(values: list[int], columns: int, bits: int) -> None:
+    """And are added there: with a mask of 32 bits, which is then taken off."""
+    elements = torch.tensor(values[: len(values) // columns * columns], dtype=torch.int32).view(-1, columns)
+    sent = packed(elements, bits)
+    assert sent.nbytes * 32 == elements.nbytes * bits
+    back = unpacked(sent, elements.shape, bits)
+    assert back.shape == elements.shape
+    assert torch.equal((back.long() - elements.long()) % 2**bits, torch.zeros_like(elements).long())
+
+
+@pytest.mark.parametrize(
+    "sent", [torch.zeros(5, dtype=torch.uint8), torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(6)]
+)
+def test_what_is_no_elements_of_24_bits_is_refused(sent: torch.Tensor) -> None:
+    with pytest.raises(FrameError, match="is not 2 elements of 3 bytes each"):
+        unpacked(sent, (2,), 24)

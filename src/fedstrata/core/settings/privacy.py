@@ -111,6 +111,11 @@ class PrivacySettings(Settings):
         "with mechanism joint); later 64 times the root mean square of its tensor's last change, and at "
         "least this.",
     )
+    ring: Literal[32, 24] = Field(
+        default=32,
+        description="Bits in which a number travels (secure_aggregation, not with mechanism joint): 24 are a "
+        "quarter of the bytes less, and round 256 times as coarsely.",
+    )
     survivors: Annotated[int, Field(ge=LEAST_SITES, le=MOST_SITES)] | None = Field(
         default=None,
         description="Clients whose updates must be in a sum (secure_aggregation), each of which insists on "
@@ -156,7 +161,7 @@ class PrivacySettings(Settings):
             del owners["scores"]  # of a client that tells nothing else either
         for name, choices in idle_settings(self, self.mechanism, owners).items():
             yield f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}"
-        summed = {"range": ["True"], "survivors": ["True"]}
+        summed = {"range": ["True"], "ring": ["True"], "survivors": ["True"]}
         for name in idle_settings(self, str(self.secure_aggregation), summed):
             yield f"{name} has no meaning without secure_aggregation: true"
         if self.secure_aggregation and self.mechanism == "central":
@@ -164,8 +169,10 @@ class PrivacySettings(Settings):
                 "secure_aggregation does not go with mechanism 'central', whose server clips single updates; "
                 "use mechanism 'local' or 'joint', or leave one of the two out"
             )
-        if self.mechanism == "joint" and "range" in idle_settings(self, "joint", {"range": ["none"]}):
-            yield "range has no meaning with mechanism 'joint': clip bounds what is summed"
+        masked = {"range": "clip bounds what is summed", "ring": "the noise needs all 32 bits"}
+        if self.mechanism == "joint":
+            for name in idle_settings(self, "joint", {key: ["none"] for key in masked}):
+                yield f"{name} has no meaning with mechanism 'joint': {masked[name]}"
 
     def _missing(self) -> Iterator[str]:
         """Yields what a mechanism cannot do without."""

@@ -32,7 +32,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.task import Task
 from fedstrata.core.types import Tensors
 from fedstrata.models.state import Model
-from fedstrata.privacy.row_gradients import SHORTEST, Gradients, hookable, row_hooks, rows_at_a_time
+from fedstrata.privacy.row_gradients import SHORTEST, RowGradients, hookable, row_hooks, rows_at_a_time
 from fedstrata.train.local import to_device
 
 NUMBERS_KEPT = 2**28
@@ -164,7 +164,7 @@ def _by_hooks(
     return [own * scales.view(-1, *[1] * (own.ndim - 1)) for own in whole]
 
 
-def _whole(own: Gradients | None, parameter: Parameter, units: int) -> Tensor:
+def _whole(own: RowGradients | None, parameter: Parameter, units: int) -> Tensor:
     if own is None:
         return torch.zeros((units, *parameter.shape), device=parameter.device)
     return own if isinstance(own, Tensor) else own.dense(parameter)

@@ -116,23 +116,23 @@ class SummedUpdate:
     @torch.no_grad()
     def elements(self) -> Iterator[tuple[str, Tensor]]:
         """Yields the ring elements of each tensor, then the weight, then the loss."""
-        share = self._update.weight / self._terms.scale
+        share, bits = self._update.weight / self._terms.scale, self._terms.ring
         for each in self._terms.tensors:
             change = self._update.tensors[each.name].to("cpu", torch.float32).contiguous()
             if (base := self._base.get(each.name)) is not None:
                 change.sub_(base.float())
-            ring, cut = quantize_(change.mul_(share), each.bound, self._randomness)
+            elements, cut = quantize_(change.mul_(share), each.bound, self._randomness, bits)
             self._cut += cut
-            yield each.name, ring
-        yield WEIGHT, weight_element(int(self._update.weight))
+            yield each.name, elements
+        yield WEIGHT, weight_element(int(self._update.weight), bits)
         if self._terms.loss:
             loss = self._update.values.get("loss")
             own = torch.tensor([loss * share if isinstance(loss, float) else 0.0], dtype=torch.float32)
-            yield LOSS, quantize_(own, LARGEST_LOSS, self._randomness)[0]
+            yield LOSS, quantize_(own, LARGEST_LOSS, self._randomness, bits)[0]
 
     def cut(self) -> Iterator[tuple[str, Tensor]]:
         """Yields how many values were cut, once all elements were made."""
-        yield CUT, count_elements([self._cut])
+        yield CUT, count_elements([self._cut], self._terms.ring)
 
 
 def counted_tensor(names: Sequence[str]) -> SummedTensor:
@@ -182,7 +182,7 @@ def require_unsaturated(total: Tensors, terms: MeanTerms, sites: int) -> int:
     Raises:
         TooManySaturated: So many that the sum would be wrong.
     """
-    (cut,) = counts_in(total[CUT])
+    (cut,) = counts_in(total[CUT], terms.ring)
     values = sites * sum(torch.Size(each.shape).numel() for each in terms.tensors)
     if cut > MOST_SATURATED * values:
         bounds = [each.bound for each in terms.tensors]
@@ -207,16 +207,18 @@ def mean_from(
         survivors: Whose updates are in it.
         least: The least bound of a change.
     """
-    (weight,) = counts_in(total[WEIGHT])
+    (weight,) = counts_in(total[WEIGHT], terms.ring)
     factor, tensors, bounds = terms.scale / weight, {}, {}
     for each in terms.tensors:
-        change = dequantize_(total[each.name], each.bound).mul_(factor)
+        change = dequantize_(total[each.name], each.bound, terms.ring).mul_(factor)
         bounds[each.name] = bound_for(change, least)
         if (before := base.get(each.name)) is not None:
             change.add_(before.float())
         tensors[each.name] = change
-    values = {"loss": float(dequantize_(total[LOSS], LARGEST_LOSS)) * factor} if terms.loss else {}
-    worst = rounding_error(max(each.bound for each in terms.tensors), len(survivors))
+    values = {}
+    if terms.loss:
+        values["loss"] = float(dequantize_(total[LOSS], LARGEST_LOSS, terms.ring)) * factor
+    worst = rounding_error(max(each.bound for each in terms.tensors), len(survivors), terms.ring)
     error = RoundingError(worst.step * factor, worst.deviation * factor, worst.largest * factor)
     weights, counts = dict.fromkeys(tensors, float(weight)), dict.fromkeys(tensors, len(survivors))
     return SummedMean(Mean(tensors, weights, values, counts, survivors), bounds, error)

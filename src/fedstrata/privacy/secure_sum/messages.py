@@ -11,10 +11,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 
 from fedstrata.core.errors import FrameError, printable
 from fedstrata.core.settings.privacy import LEAST_SITES, MOST_SITES
@@ -150,6 +158,7 @@ class MeanTerms(_Fields):
         noise: Of a mean of clipped gradients, whose sites add the noise jointly and weigh all the same; none
             of a mean of what was trained.
         counts: Whether it is no mean but the sum of what sites have counted of their documents.
+        ring: Bits of a ring element; where nothing can be cut 32 alone.
     """
 
     kind: Literal["mean"] = "mean"
@@ -160,6 +169,13 @@ class MeanTerms(_Fields):
     loss: bool
     noise: NoiseTerms | None = None
     counts: bool = False
+    ring: Literal[24, 32] = 32
+
+    @model_validator(mode="after")
+    def _has_room(self) -> Self:
+        if self.exact and self.ring != 32:
+            raise ValueError("such a sum has no room in a ring of 24 bits")
+        return self
 
     @property
     def exact(self) -> bool:
