@@ -174,35 +174,16 @@ class SecureAggregation:
 
     def _terms(self, cohort: Exchanging, handler: str, plan: Plan) -> MeanTerms:
         """Returns what this mean is made of; the same if it is asked for again after a crash."""
-        book, layout = cohort.book, self.model.layout
-        names = self.method.trainable(layout)
-        trained = {name: tensor.to("meta") for name, tensor in self.model.tensors(names).items()}
-        sent: Tensors = self.method.sends(handler, plan, {"loss": 0.0}, trained, layout)
-        bounds, noise, least = self._bounds.get(handler, {}), noise_terms(self.privacy), self._range
-        weights = [int(self.method.weighs(info)) for info in cohort.clients] if noise is None else [1]
-        return MeanTerms(
-            sum=SumName(
-                run=self.run,
-                round=book.number,
-                handler=handler,
-                call=book.calls[handler] + 1,
-                attempt=self.attempt,
-            ),
-            plan=hash_of_frame(frame.encode(plan)),
-            tensors=tuple(
-                SummedTensor(name=name, shape=tuple(each.shape), bound=bounds.get(name, least))
-                for name, each in sent.items()
-            ),
-            scale=max(weights),
-            loss=self.privacy.mechanism == "none",  # under differential privacy none leaves its client
-            noise=noise,
+        book = cohort.book
+        name = SumName(
+            run=self.run,
+            round=book.number,
+            handler=handler,
+            call=book.calls[handler] + 1,
+            attempt=self.attempt,
         )
-
-    @property
-    def _range(self) -> float:
-        """What bounds a change of which nothing is known, and what makes integers of gradients."""
-        noise = noise_terms(self.privacy)
-        return self.privacy.settings.range if noise is None else bound_of(noise)
+        bounds = self._bounds.get(handler, {})
+        return mean_terms(self.privacy, self.method, self.model, name, plan, cohort.clients, bounds)
 
     def _left(self, place: Path, terms: MeanTerms) -> tuple[MeanTerms, Mapping[str, SumUnmasking]] | None:
         """Returns the sum that a killed server has left, and its terms; none if it may be begun anew.
@@ -340,6 +321,46 @@ class SecureAggregation:
             self.model.restore()
             self._hash = self.model.fingerprint(self.model.names_outside(()))
         return self._hash
+
+
+def mean_terms(
+    privacy: Privacy,
+    method: Method,
+    model: Model,
+    name: SumName,
+    plan: Plan,
+    clients: Sequence[ClientInfo],
+    bounds: Mapping[str, float],
+) -> MeanTerms:
+    """Returns what a mean is made of.
+
+    Args:
+        privacy: The run's.
+        method: The method, whose handler the name says.
+        model: The server's model.
+        name: The sum's.
+        plan: What all clients are sent.
+        clients: Who is asked.
+        bounds: Of tensors whose changes are known; what is not in it has the range of the settings.
+    """
+    trained = {
+        each: tensor.to("meta") for each, tensor in model.tensors(method.trainable(model.layout)).items()
+    }
+    sent: Tensors = method.sends(name.handler, plan, {"loss": 0.0}, trained, model.layout)
+    noise = noise_terms(privacy)
+    least = privacy.settings.range if noise is None else bound_of(noise)
+    weights = [int(method.weighs(info)) for info in clients] if noise is None else [1]
+    return MeanTerms(
+        sum=name,
+        plan=hash_of_frame(frame.encode(plan)),
+        tensors=tuple(
+            SummedTensor(name=each, shape=tuple(tensor.shape), bound=bounds.get(each, least))
+            for each, tensor in sent.items()
+        ),
+        scale=max(weights),
+        loss=privacy.mechanism == "none",  # under differential privacy none leaves its client
+        noise=noise,
+    )
 
 
 def _signed(place: Path) -> bool:
