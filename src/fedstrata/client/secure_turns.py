@@ -290,8 +290,8 @@ def _wrong_identity(client: str, identity: Identity, own: Path, lock: Lock, know
     others = [site for site, public in lock.items() if public == identity.public]
     if others:
         return (
-            f"{own} is the identity of {others[0]!r} in {known}, and not that of {client!r}; give the identity "
-            f"of {client!r} (--identity), or join as {others[0]!r} (--client)"
+            f"{own} is the identity of {others[0]!r} in {known}, and not that of {client!r}; give the "
+            f"identity of {client!r} (--identity), or join as {others[0]!r} (--client)"
         )
     return f"{known} has not the identity in {own} under {client!r}; write its public half there"
 
