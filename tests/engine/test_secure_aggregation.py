@@ -262,7 +262,7 @@ def test_a_damaged_sum_on_the_disk_costs_its_round_alone(
 
 def test_a_run_cannot_go_on_without_what_it_began_with(run_tiny: RunTiny) -> None:
     run_tiny(*SECURE, ONE)
-    with pytest.raises(ConfigurationError, match=r"privacy.secure_aggregation: is False, the run has True"):
+    with pytest.raises(ConfigurationError, match=r"privacy.secure_aggregation: is false, the run has true"):
         run_tiny("privacy.secure_aggregation=false", "federation.rounds=2", resume=True)
 
 
