@@ -146,14 +146,14 @@ def test_each_setting_that_differs_is_said_once_as_yaml_has_it(tmp_path: Path) -
         "expected_batch: 4, delta: 0.001, steps: 2, budget: {path: b.db, epsilon: 8, delta: 0.001}}"
     )
     with pytest.raises(ConfigurationError) as refused:
-        resumable(tmp_path, None, [private, "training.group_by_length=true", "task.types=[drug]"])
+        resumable(tmp_path, None, [private, "task.whole_words=false", "task.types=[drug]"])
     told = {problem.path: problem.message for problem in refused.value.problems}
     assert (
         told["privacy.units"] == "is {site-1: 12, site-2: 12, site-3: 12}, the run has null; it cannot change"
     )
     assert told["privacy.budget"].startswith("is {delta: 0.001, ")
     assert told["privacy.budget"].endswith("the run has null; it cannot change")
-    assert told["training.group_by_length"].startswith("is true, the run has false; it cannot change")
+    assert told["task.whole_words"].startswith("is false, the run has true; it cannot change")
     assert str(refused.value).count("method.aggregation.memory_gigabytes") == 1
     assert "None" not in str(refused.value)
 
