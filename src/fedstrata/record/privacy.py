@@ -8,6 +8,20 @@ from fedstrata.record.words import epsilon, left_of
 SEEDED = "the noise was drawn from the run's seed: an experiment, and no protection"
 NOT_COVERED = "not part of the mechanism: epsilon does not cover them"
 OF_A_SIMULATION = "of a simulation, not part of the mechanism"
+WITHHELD = (
+    "the clients, processes of their own, told none (privacy.scores: none); with privacy.scores: summed they "
+    "tell counts of what is right, which add up, and which neither epsilon nor a mask covers"
+)
+
+
+def withholds_scores(start: Mapping[str, Any]) -> bool:
+    """Whether the clients of a run keep to themselves how their documents are answered.
+
+    Args:
+        start: The record's `run` event.
+    """
+    facts = start.get("privacy") or {}, start.get("secure_aggregation") or {}
+    return start.get("id") is not None and "none" in [each.get("scores") for each in facts]
 
 
 def budget_line(own: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
