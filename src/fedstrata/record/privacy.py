@@ -33,7 +33,22 @@ def budget_line(own: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
     """
     cap, delta = budget["epsilon"], budget["delta"]
     spent, left = epsilon(own["spent"]), left_of(own["left"])
-    return f"budget over all runs: epsilon {spent} of {cap:g} is spent at delta {delta:g}, {left} is left"
+    line = f"budget over all runs: epsilon {spent} of {cap:g} is spent at delta {delta:g}, {left} is left"
+    return f"{line}{over_budget(own['spent'], cap)}"
+
+
+def over_budget(spent: float | None, cap: float) -> str:
+    """Returns what is to be added to a line of what is spent that is more than may be; else nothing.
+
+    No run is let past its cap, so that the cap was lowered since.
+
+    Args:
+        spent: Epsilon; none where nothing bounds it.
+        cap: What may be spent.
+    """
+    if spent is not None and spent <= cap:
+        return ""
+    return "; that is over the budget, which was larger when it was spent: no run can spend more"
 
 
 def largest(clients: Mapping[str, Mapping[str, Any]]) -> float | None:

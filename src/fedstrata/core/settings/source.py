@@ -249,7 +249,9 @@ def _message(
     wanted = re.sub(
         r"a valid dictionary( or (instance of \w+|object to extract fields from))?", "a mapping", wanted
     )
+    wanted = re.sub(r" after validation, not \d+", "", wanted)
     wanted = wanted.replace("String should match pattern", "text of the form")
+    wanted = wanted.replace("String should have", "text of").replace("List should have", "a list of")
     for name, plain in _PLAIN.items():
         wanted = wanted.replace(f"a valid {name}", plain)
     return f"must be {wanted}, not {_given(items[0]['input'])}"
