@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 import stat
 from pathlib import Path
 
@@ -31,6 +32,10 @@ def test_a_key_a_run_and_what_was_spent(call: Call, run_tiny: RunTiny, tmp_path:
     )
     spent = run.of("privacy")[-1]["budget"]["clients"]["site-1"]
     assert f"spent by {documents} documents: epsilon {spent['spent']:.1f}" in told.out
+    assert "over the budget" not in told.out
+    with sqlite3.connect(tmp_path / "budget.db") as connection:  # as a run under a lower cap leaves it
+        connection.execute("UPDATE terms SET value = '0.5' WHERE name = 'epsilon'")
+    assert "0.00 left; that is over the budget" in call("budget", "show", "budget.db").out
     for document in (tmp_path / "run" / "documents.json").read_text().split('"'):
         assert len(document) < 8 or document not in told.out
 

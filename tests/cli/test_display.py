@@ -204,3 +204,13 @@ def test_scores_that_sites_keep_to_themselves_are_not_said_to_lack_documents(mec
     }
     assert "tell none (privacy.scores: none)" in without_scores(summary)
     assert "tell none" not in without_scores({"privacy": {"mechanism": None}, "secure_aggregation": None})
+
+
+@pytest.mark.parametrize(("cap", "over"), [(8.0, False), (4.0, True)])
+def test_a_budget_that_was_lowered_below_what_is_spent_says_so(cap: float, over: bool) -> None:
+    console = Console(file=io.StringIO(), width=200)
+    spent = {name: {"spent": own, "left": max(0.0, cap - own)} for name, own in (("a", 4.5), ("b", 6.0))}
+    Display(console)("privacy", {"budget": {"epsilon": cap, "delta": 0.001, "clients": spent}})
+    told = console.file.getvalue()
+    assert f"b: budget over all runs: epsilon 6.00 of {cap:g} is spent" in told
+    assert ("that is over the budget" in told) == over

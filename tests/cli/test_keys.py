@@ -5,6 +5,7 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
+import pytest
 from support import Call
 
 from fedstrata.privacy.federation_lock import read_lock
@@ -31,6 +32,36 @@ def test_an_identity_is_a_secret_that_is_made_once(call: Call, tmp_path: Path) -
     assert again.status == 2
     assert "never overwritten" in again.err
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("path", "told"), [("", "'' names no file"), ("a/", "'a/' names a folder"), ("a", "'a' n")]
+)
+@pytest.mark.parametrize("command", [("new",), ("new", "--pseudonyms"), ("lock",)])
+def test_what_cannot_be_a_file_is_named_and_not_made(
+    call: Call, tmp_path: Path, command: tuple[str, ...], path: str, told: str
+) -> None:
+    (tmp_path / "a").mkdir()
+    sites = [f"north={OTHER}"] if command == ("lock",) else []
+    refused = call("keys", *command, path, *sites)
+    assert refused.status == 2
+    assert told in refused.err
+    assert "names a folder" in refused.err or not path
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_a_path_that_ends_in_a_slash_makes_no_file(call: Call, tmp_path: Path) -> None:
+    assert "'north/' names a folder" in call("keys", "new", "north/").err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_lock_of_too_few_sites_for_any_sum_says_so(call: Call, count: int) -> None:
+    sites = [f"site-{number}=ed25519:{64 * f'{number}'}" for number in range(count)]
+    told = call("keys", "lock", "federation.lock", *sites)
+    assert told.status == 0, told.err
+    assert f"names {count} site{'s'[: count > 1]}; before" in told.out
+    assert ("a masked sum needs at least 3 sites" in told.out) == (count < 3)
 
 
 def test_what_is_no_identity_is_not_shown(call: Call, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ SCHEMA = {
         "percent_of_full_model",
         "full_model_bytes_up",
     },
+    "secure_aggregation": None,
     "time": {
         "preparation_seconds",
         "total_seconds",

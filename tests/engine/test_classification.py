@@ -134,7 +134,9 @@ def test_a_run_can_be_resumed_with_the_file_that_left_the_kind_of_problem_open(
     (tmp_path / "open.yaml").write_text("{}\n")
     source = resumable(folder, tmp_path / "open.yaml", again)
     assert "problem_type" not in source.values["task"]
-    with pytest.raises(ConfigurationError, match=r"task\.problem_type: is 'single_label'"):
+    with pytest.raises(
+        ConfigurationError, match=r"task\.problem_type: is single_label, the run has multi_label"
+    ):
         resumable(folder, None, ["task.problem_type=single_label"])
 
 

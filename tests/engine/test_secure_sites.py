@@ -12,6 +12,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client, prepare_server
 from fedstrata.engine.simulated_identities import files_of, simulated_identities
+from fedstrata.privacy.identity import Identity
 
 SECURE = "privacy.secure_aggregation=true"
 SITES = ("site-1", "site-2", "site-3")
@@ -45,8 +46,20 @@ def test_a_site_that_names_them_is_asked_for_nothing_in_the_clear(tmp_path: Path
 
 
 def test_a_lock_with_another_identity_for_the_site_is_refused_before_it_joins(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"has not the identity in .* under 'site-1'"):
+    simulated_identities(tmp_path, SITES)
+    files_of(tmp_path, "site-1")[0].unlink()
+    Identity.create(files_of(tmp_path, "site-1")[0])
+    with pytest.raises(ConfigurationError, match=r"has not the identity in .* under 'site-1'; write its"):
+        site(tmp_path, SECURE)
+
+
+def test_the_identity_of_another_site_is_named_and_not_to_be_written_into_the_lock(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError) as refused:
         site(tmp_path, SECURE, own="site-2")
+    told = str(refused.value)
+    assert "is the identity of 'site-2'" in told
+    assert "give the identity of 'site-1' (--identity), or join as 'site-2' (--client)" in told
+    assert "write" not in told
 
 
 @pytest.mark.parametrize(("scores", "told"), [("none", False), ("summed", True)])

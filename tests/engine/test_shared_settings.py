@@ -51,11 +51,12 @@ def test_a_site_may_say_the_same(said: dict[str, JSON], same: str) -> None:
         ),
         (
             ["method={name: fedprox, mu: 0.1}"],
-            "method.name: is the server's to say, which has 'layer_skipping'",
+            "method.name: is the server's to say, which has layer_skipping, not fedprox",
         ),
         (["method={name: layer_skipping, top: 2}"], "method.top: is the server's to say, which has 1, not 2"),
         (["threads=2"], "threads: is the server's to say, which has 1, not 2"),
         (["data.split.server=2"], "documents of the server's own lie at the server"),
+        (["federation.min_clients=2"], "min_clients: is the server's to say, which has null, not 2"),
         (["report_to=[tensorboard]"], "the server reports"),
         (["workers=2"], "each computes its own turns"),
         (

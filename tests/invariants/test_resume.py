@@ -16,7 +16,8 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.run_folder import open_run, require_free_folder, resumable
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.run_folder import SETTINGS, open_run, require_free_folder, resumable, write_settings
 
 METHODS = [
     "{name: layer_skipping, top: 1, head: local}",
@@ -142,6 +143,26 @@ def test_a_setting_that_would_change_committed_rounds_is_refused(run_tiny: RunTi
     run_tiny("federation.rounds=1")
     with pytest.raises(ConfigurationError, match=r"training\.learning_rate.*cannot change.*the command line"):
         resumable(tmp_path / "run", None, ["training.learning_rate=0.1"])
+
+
+def test_each_setting_that_differs_is_said_once_as_yaml_has_it(tmp_path: Path) -> None:
+    """And so is what may change."""
+    write_settings(check_settings(read_source(None, TINY)).settings, tmp_path / SETTINGS)
+    private = (
+        "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, sigma: 1, "
+        "expected_batch: 4, delta: 0.001, steps: 2, budget: {path: b.db, epsilon: 8, delta: 0.001}}"
+    )
+    with pytest.raises(ConfigurationError) as refused:
+        resumable(tmp_path, None, [private, "task.whole_words=false", "task.types=[drug]"])
+    told = {problem.path: problem.message for problem in refused.value.problems}
+    assert (
+        told["privacy.units"] == "is {site-1: 12, site-2: 12, site-3: 12}, the run has null; it cannot change"
+    )
+    assert told["privacy.budget"].startswith("is {delta: 0.001, ")
+    assert told["privacy.budget"].endswith("the run has null; it cannot change")
+    assert told["task.whole_words"].startswith("is false, the run has true; it cannot change")
+    assert str(refused.value).count("method.aggregation.memory_gigabytes") == 1
+    assert "None" not in str(refused.value)
 
 
 def test_fewer_rounds_than_are_committed_are_refused(run_tiny: RunTiny) -> None:

@@ -53,6 +53,14 @@ REPORTING = ("layer_skipping", "fedtlu", "fl_llama", "local_only", "flora")
 """Methods of which the report is written too, which takes as long as the run."""
 
 
+SUMMED = (
+    "method={name: fedavg}",
+    "privacy={secure_aggregation: true, range: 1000, ring: 24}",  # no range is widened, whose digits would travel
+    "data.synthetic.sites=5",
+)
+"""A run whose updates are masked and seen as sums alone."""
+
+
 SLOW = pytest.mark.slow
 
 
@@ -122,6 +130,11 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
         pytest.param(("method={name: fedper}", "data.split.test_sites=[site-3]"), marks=SLOW),
         ("federation.sample=0.34",),
         pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
+        SUMMED,
+        pytest.param(
+            ("method={name: fedtlu, portion: 0.5, selection: exact}", *SUMMED[1:], "federation.sample=0.8"),
+            marks=SLOW,
+        ),
     ],
     ids=str,
 )
@@ -149,6 +162,9 @@ def test_any_run_is_planned_as_it_then_runs(
         heads = 0.01 * measured["bytes_down"] if plan.method == "fl_llama" else heads
         assert plan.communication["bytes_down"] == pytest.approx(measured["bytes_down"], abs=heads)
         assert turns == sum(len(event["exchanges"]) for event in run.of("round"))
+        told = run.summary["secure_aggregation"]
+        ways = ("bytes_up", "bytes_down")
+        assert plan.secure_aggregation == (told and {way: told[way] for way in ways})
         # The digits of an update's loss, and of a reward, are text in its frame, in steps of 8.
         assert plan.communication["bytes_up"] == pytest.approx(measured["bytes_up"], abs=16 * turns + heads)
         assert plan.communication["full_model_bytes_up"] == turns * measured_bytes(run.summary)
@@ -157,16 +173,27 @@ def test_any_run_is_planned_as_it_then_runs(
     cached = sum(event["bytes"] for event in run.of("cache"))  # removed at the end
     assert plan.disk["bytes"] == pytest.approx(held + cached, rel=0.1)
     assert plan.disk["caches_bytes"] == pytest.approx(cached, rel=0.1)
+    if plan.secure_aggregation is not None:  # whose exchanges have lines of their own in the ledgers
+        return
     ledgers = sum(path.stat().st_size for path in run.folder.glob("clients/*/egress.jsonl"))
     assert plan.disk["ledgers_bytes"] == pytest.approx(ledgers, rel=0.1)
 
 
-def test_drop_outs_and_abandoned_rounds_are_in_the_plan(run_tiny: RunTiny) -> None:
-    overrides = ("federation={rounds: 4, dropout: 0.5, min_clients: 2, evaluate_every: 4}",)
+@pytest.mark.parametrize(("chance", "summed"), [(0.5, ()), pytest.param(0.25, SUMMED, marks=SLOW)])
+def test_drop_outs_and_abandoned_rounds_are_in_the_plan(
+    run_tiny: RunTiny, chance: float, summed: tuple[str, ...]
+) -> None:
+    federation = f"federation={{rounds: 4, dropout: {chance}, min_clients: 2, evaluate_every: 4}}"
+    overrides = (*summed, federation)
     plan, run = plan_tiny(*overrides), run_tiny(*SMALL[len(TINY) :], *overrides)
     assert run.summary["failures"]["clients"]
     assert run.summary["failures"]["abandoned_rounds"]
     assert plan.communication["bytes_down"] == run.summary["communication"]["bytes_down"]
+    if summed:
+        told = run.summary["secure_aggregation"]
+        assert told["refused"] and told["rounds"]
+        assert plan.secure_aggregation == {way: told[way] for way in ("bytes_up", "bytes_down")}
+        assert plan.communication["bytes_up"] == run.summary["communication"]["bytes_up"]
     trained = Counter(event["client"] for event in run.of("client"))
     assert {name: client.rounds for name, client in plan.clients.items()} == {
         name: trained[name] for name in plan.clients

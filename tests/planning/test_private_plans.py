@@ -30,6 +30,11 @@ PRIVATE = (
     "delta: 0.001, expected_batch: 4, steps: 3, windows: 2}",
 )
 
+JOINT = (
+    "privacy={mechanism: joint, secure_aggregation: true, unit: document, sigma: 2, delta: 0.001, "
+    "units: {site-1: 12, site-2: 12, site-3: 12}, expected_batch: 4}"
+)
+
 
 def plan_private(*overrides: str) -> RunPlan:
     return make_plan(read_source(None, [*TINY, *PRIVATE, *overrides]), seconds=0.0)
@@ -55,6 +60,10 @@ def experiment_of(*overrides: str) -> Experiment:
         pytest.param(("method={name: local_only}",), marks=pytest.mark.slow),
         pytest.param(("method={name: centralized}",), marks=pytest.mark.slow),
         pytest.param(("method={name: fedper}", "federation.sample=0.67"), marks=pytest.mark.slow),
+        pytest.param(
+            ("privacy.secure_aggregation=true", "privacy.range=1000", "method={name: fedavg}"),
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=str,
 )
@@ -66,6 +75,8 @@ def test_a_private_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: 
     if measured["bytes_up"] is not None:  # no loss travels, but a weight, of maybe fewer digits
         assert plan.communication["bytes_up"] == pytest.approx(measured["bytes_up"], rel=1e-4)
         assert plan.communication["bytes_down"] == measured["bytes_down"]
+    told = run.summary["secure_aggregation"]
+    assert plan.secure_aggregation == (told and {way: told[way] for way in ("bytes_up", "bytes_down")})
     assert privacy.sigma == run.summary["privacy"]["sigma"]
     spent = {name: own.epsilon for name, own in privacy.clients.items()}
     assert spent == run.summary["privacy"]["clients"]
@@ -233,15 +244,20 @@ def test_several_units_in_every_step_are_one_gaussian() -> None:
 
 
 def test_a_plan_says_how_joint_noise_is_shared_and_what_is_on_the_mean() -> None:
-    units = ", ".join(f"site-{number}: 12" for number in range(1, 4))
-    joint = (
-        f"privacy={{mechanism: joint, secure_aggregation: true, unit: document, units: {{{units}}}, "
-        "sigma: 2, delta: 0.001, expected_batch: 4}"
-    )
-    made = plan_private(joint)
+    made = plan_private(JOINT)
     assert made.privacy is not None
     assert made.privacy.joint is not None
     assert (made.privacy.joint["carriers"], made.privacy.joint["cost"]) == (3, 1.0)
     assert made.privacy.noise_on_mean == pytest.approx(2 / (3 * 4), rel=0.02)
     assert made.privacy.epsilon is not None
     assert any("needs all of them" in warning for warning in made.warnings)
+
+
+@pytest.mark.slow
+def test_what_a_sum_with_joint_noise_sends_is_planned(run_tiny: RunTiny) -> None:
+    plan, run = plan_private(JOINT, "federation.rounds=2"), run_tiny(*PRIVATE, JOINT, "federation.rounds=2")
+    told, measured = run.summary["secure_aggregation"], run.summary["communication"]
+    assert plan.secure_aggregation == {way: told[way] for way in ("bytes_up", "bytes_down")}
+    assert {way: plan.communication[way] for way in ("bytes_up", "bytes_down")} == {
+        way: measured[way] for way in ("bytes_up", "bytes_down")
+    }

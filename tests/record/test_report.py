@@ -290,6 +290,15 @@ def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) 
 
 
 @pytest.mark.usefixtures("curves_alone")
+@pytest.mark.parametrize("scores", ["none", "summed"])
+def test_a_run_whose_clients_keep_their_scores_says_so(write_run: Any, events: Any, scores: str) -> None:
+    secure = {"range": 1.0, "survivors": None, "scores": scores}
+    made = events(rounds=0, final=False, id="0123456789abcdef", secure_aggregation=secure)
+    told = " ".join(report(write_run(made)).text.split())
+    assert ("told none (privacy.scores: none); with privacy.scores: summed" in told) == (scores == "none")
+
+
+@pytest.mark.usefixtures("curves_alone")
 def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, events: Any) -> None:
     record = events(rounds=4)
     for event in record[1:4:2]:

@@ -17,6 +17,7 @@ from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.methods import METHODS
 from fedstrata.record.words import epsilon
+from fedstrata.results.card import Facts, card_of
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result
 
@@ -209,6 +210,20 @@ def test_a_run_without_test_documents(run_tiny: RunTiny, tmp_path: Path) -> None
     card, _ = exported(done, tmp_path / "out")
     assert card.data.eval_results is None
     assert "no test documents" in card.text
+
+
+@pytest.mark.parametrize("kind", ["privacy", "secure_aggregation"])
+def test_a_card_says_that_clients_have_kept_their_scores_and_not_that_there_are_no_documents(
+    run_tiny: RunTiny, tmp_path: Path, kind: str
+) -> None:
+    done = run_tiny("federation.rounds=0", "data.split={train: 0.9, validation: 0.1, test: 0.0}")
+    result = open_result(done.folder)
+    served = {**result.start, "id": "0123456789abcdef", kind: {"scores": "none"}}
+    text = card_of(
+        Facts(replace(result, start=served), "tagger", None, None, dict.fromkeys(served["clients"], "a"))
+    )
+    assert "told none (privacy.scores: none); with privacy.scores: summed they" in " ".join(str(text).split())
+    assert "no test documents" not in str(text)
 
 
 def test_a_folder_in_use_is_left_alone(run_once: RunTiny, tmp_path: Path) -> None:

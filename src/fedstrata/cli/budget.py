@@ -38,6 +38,7 @@ def show(
     """
     from fedstrata.privacy.budgets.budget import read_budget  # noqa: PLC0415 - heavy
     from fedstrata.privacy.budgets.events import largest  # noqa: PLC0415
+    from fedstrata.record.privacy import over_budget  # noqa: PLC0415
     from fedstrata.record.words import epsilon, left_of, plural  # noqa: PLC0415
 
     terms, book = read_budget(path)
@@ -53,7 +54,8 @@ def show(
     for row in spent[:MOST_ROWS]:
         bounded = row.epsilon if math.isfinite(row.epsilon) else None
         left = left_of(max(0.0, most - row.epsilon))
-        typer.echo(f"spent by {plural(row.units, unit)}: epsilon {epsilon(bounded)}, {left} left")
+        over = over_budget(bounded, most)
+        typer.echo(f"spent by {plural(row.units, unit)}: epsilon {epsilon(bounded)}, {left} left{over}")
     if others := len(book.cohorts) - sum(row.units for row in spent[:MOST_ROWS]):
         typer.echo(f"the other {plural(others, unit)} have spent no more than the first of these")
 

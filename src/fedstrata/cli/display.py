@@ -1,5 +1,6 @@
 """What a person sees of a run: progress bars on a terminal, a line a round elsewhere, a table at the end."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -64,7 +65,10 @@ class Display(EventDisplay):
     def _on_privacy(self, facts: Mapping[str, Any]) -> None:
         """Says, when the run has ended, what is left of a budget where least is."""
         if budget := facts["budget"]:
-            name, own = min(budget["clients"].items(), key=lambda each: each[1]["left"] or 0.0)
+            clients = budget["clients"].items()
+            name, own = max(
+                clients, key=lambda each: math.inf if each[1]["spent"] is None else each[1]["spent"]
+            )
             self.say(f"{name}: {budget_line(own, budget)}")
 
     def _on_round_started(self, facts: Mapping[str, Any]) -> None:

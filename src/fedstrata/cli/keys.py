@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli.options import Debug
+from fedstrata.cli.options import Debug, new_file
 from fedstrata.core.errors import ConfigurationError, Problem
 
 COMPARE = "compare every fingerprint with that site's people by another channel: by telephone, or on paper"
@@ -17,7 +17,9 @@ app = typer.Typer(no_args_is_help=True, help="Make a site's keys, and its list o
 
 @app.command()
 def new(
-    path: Annotated[Path, typer.Argument(help="The file to make; its private half never leaves the site.")],
+    path: Annotated[
+        Path, new_file("The file to make; its private half never leaves the site.", metavar="PATH")
+    ],
     pseudonyms: Annotated[
         bool,
         typer.Option("--pseudonyms", help="Make the key of a privacy budget's pseudonyms, and no identity."),
@@ -58,7 +60,7 @@ def show(
 
 @app.command()
 def lock(
-    file: Annotated[Path, typer.Argument(help="The lock to write, usually federation.lock.")],
+    file: Annotated[Path, new_file("The lock to write, usually federation.lock.", metavar="FILE")],
     sites: Annotated[
         list[str],
         typer.Argument(metavar="NAME=PUBLIC...", help="Each site's name and public half, this one's too."),
@@ -70,8 +72,10 @@ def lock(
     Example: fedstrata keys lock federation.lock north=ed25519:58... south=ed25519:a1... east=ed25519:3c...
     """
     require_identities()
+    from fedstrata.core.settings.privacy import LEAST_SITES  # noqa: PLC0415 - not for --help
     from fedstrata.privacy.federation_lock import lock_of, write_lock  # noqa: PLC0415 - optional
     from fedstrata.privacy.identity import fingerprint  # noqa: PLC0415
+    from fedstrata.record.words import plural  # noqa: PLC0415
 
     if file.exists():
         message = f"{file} exists: whom a site trusts is not overwritten; name another file, or move it away"
@@ -80,7 +84,12 @@ def lock(
     write_lock(file, known)
     for name, public in sorted(known.items()):
         typer.echo(f"{fingerprint(public)}  {name}")
-    typer.echo(f"{file} names {len(known)} sites; before it is used, {COMPARE}")
+    typer.echo(f"{file} names {plural(len(known), 'site')}; before it is used, {COMPARE}")
+    if len(known) < LEAST_SITES:
+        typer.echo(
+            f"a masked sum needs at least {LEAST_SITES} sites, so that with this lock the site takes part in "
+            "none; write one of all sites before a run"
+        )
 
 
 def require_identities() -> None:

@@ -62,6 +62,19 @@ def seconds(told: str, least: float = 0.1) -> Any:
     return number(f"Seconds {told}", least)
 
 
+def new_file(help: str, **more: Any) -> Any:
+    """Returns the argument of a file to be made: of a path that can be one."""
+
+    def checked(text: str) -> Path:
+        if not text:
+            raise typer.BadParameter("'' names no file; name the one to make")
+        if text.endswith("/") or Path(text).is_dir():
+            raise typer.BadParameter(f"{text!r} names a folder; name a file to make, in it or elsewhere")
+        return Path(text)
+
+    return typer.Argument(parser=checked, help=help, **more)
+
+
 FinishedRun = Annotated[
     Path, typer.Argument(metavar="RUN", help="The directory of a finished run.", show_default=False)
 ]

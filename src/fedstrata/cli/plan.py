@@ -217,6 +217,9 @@ def _travels(made: RunPlan) -> Iterator[str]:
     yield f"travels  a client's turn: {up} up, which is {percent:.1f} % of the model, and {down} down"
     up, down, whole = (size(sent[key]) for key in ("bytes_up", "bytes_down", "full_model_bytes_up"))
     yield f"         in all: {up} up and {down} down; the whole model each time: {whole} up"
+    if made.secure_aggregation is not None:
+        up, down = (size(made.secure_aggregation[f"bytes_{way}"]) for way in ("up", "down"))
+        yield f"         of it keys, shares and signatures of the masked sums: {up} up and {down} down"
 
 
 def _parts(values: Mapping[str, float], names: Mapping[str, str], show: Callable[[float], str]) -> str:

@@ -189,10 +189,7 @@ class SecureTurns:
             own, known = self._files_of(client)
             identity, lock = Identity.read(own), read_lock(known)
             if lock.get(client) != identity.public:
-                message = (
-                    f"{known} has not the identity in {own} under {client!r}; write its public half there"
-                )
-                raise ConfigurationError([Problem("", message)])
+                raise ConfigurationError([Problem("", _wrong_identity(client, identity, own, lock, known))])
             self._pinned[client] = identity, lock
         return self._pinned[client]
 
@@ -350,6 +347,17 @@ class SecureTurns:
             model.restore()
             self._model = model.fingerprint(model.names_outside(()))
         return self._model
+
+
+def _wrong_identity(client: str, identity: Identity, own: Path, lock: Lock, known: Path) -> str:
+    """Says why an identity is not the one that a lock has for a client, and what helps."""
+    others = [site for site, public in lock.items() if public == identity.public]
+    if others:
+        return (
+            f"{own} is the identity of {others[0]!r} in {known}, and not that of {client!r}; give the "
+            f"identity of {client!r} (--identity), or join as {others[0]!r} (--client)"
+        )
+    return f"{known} has not the identity in {own} under {client!r}; write its public half there"
 
 
 def _place_of(terms: MeanTerms) -> tuple[str, int, int]:

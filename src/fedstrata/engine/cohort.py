@@ -26,7 +26,7 @@ from fedstrata.engine.book import Book
 from fedstrata.engine.conversation import TimedService
 from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.protocol import Engine, Turns
+from fedstrata.engine.protocol import Engine, Summing, Turns
 from fedstrata.engine.scoring import ServerDocuments
 from fedstrata.models.state import Model
 from fedstrata.split.divide import middle_of
@@ -76,7 +76,7 @@ class RoundCohort:
     trained_scores: dict[str, Mapping[str, Any]] = field(default_factory=dict)
     score_seconds: float = 0.0
     noised: Callable[[Tensors, Iterable[tuple[ClientInfo, Update]]], Mean] | None = None
-    secure: SecureAggregation | None = None
+    secure: Summing | None = None
     clipped: dict[str, float] = field(default_factory=dict)
     waited_seconds: float = 0.0
 

@@ -110,7 +110,12 @@ def sum_facts(privacy: Privacy) -> dict[str, Any] | None:
     if not settings.secure_aggregation:
         return None
     reach = None if privacy.joint else settings.range  # clipping bounds what is summed with joint noise
-    return {"range": reach, "survivors": settings.survivors, "ring": settings.ring}
+    return {
+        "range": reach,
+        "ring": settings.ring,
+        "survivors": settings.survivors,
+        "scores": settings.scores,
+    }
 
 
 def peaks(device: torch.device, others: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from typing import Any, Protocol, TypeAlias
 
 from fedstrata.client.turn import Done, Failed, Order
-from fedstrata.core.cohort import Service
+from fedstrata.core.cohort import Mean, Service
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.book import Book
@@ -195,4 +195,17 @@ class Counting(Protocol):
 
         Returns:
             None if they could not be summed, of which the cohort's listener is told.
+        """
+
+
+class Summing(Protocol):
+    """What makes the means of a round in place of one running sum of single updates."""
+
+    def mean(self, cohort: Exchanging, handler: str, plan: Plan) -> Mean:
+        """Returns the weighted mean of what a handler returns everywhere.
+
+        Args:
+            cohort: The clients of the round.
+            handler: The handler.
+            plan: What all of them are sent.
         """

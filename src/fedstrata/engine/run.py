@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar
 
 from fedstrata.core.errors import BudgetSpentError, ConfigurationError, FedstrataError, Problem
 from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.core.types import State
 from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
@@ -169,7 +170,9 @@ class Run(Generic[EngineType]):
             before, wanted = (begun or {}).get(name), (now or {}).get(name)
             if before != wanted:
                 why = "noise is for as many rounds as the run began with"
-                message = f"{name} was {before!r} and would be {wanted!r}: {why}; begin another run"
+                message = (
+                    f"{name} was {as_yaml(before)} and would be {as_yaml(wanted)}: {why}; begin another run"
+                )
                 raise ConfigurationError([Problem("privacy", message)])
 
     def _begin(self) -> State:

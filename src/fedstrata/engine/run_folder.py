@@ -14,7 +14,8 @@ from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import TEMPORARY, new_folder, write_atomically
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
-from fedstrata.core.settings.source import Source, flatten, read_source
+from fedstrata.core.settings.source import Source, differing, read_source
+from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.budgets import room_for
@@ -258,10 +259,11 @@ def require_same_settings(
         may_change = set(may_change) - {"federation.metric"}
     problems = [*before.problems, *now.problems]
     changed = {} if problems else differences(before.settings, now.settings)
-    for path, (old, new) in changed.items():
+    for path, (old, new) in list(changed.items()):
         left_open = path.startswith("task.") and new in (None, "auto", {})
-        if not left_open and not _is_text_of(path, now.task, old, new):
-            problems += _changes(source, {path: (old, new)}, may_change)
+        if left_open or _is_text_of(path, now.task, old, new):
+            del changed[path]
+    problems += _changes(source, changed, may_change)
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))
 
@@ -276,13 +278,15 @@ def _require_same_numbers(folder: Path, source: Source, settings: RunSettings) -
 def _changes(
     source: Source, changed: Mapping[str, tuple[Any, Any]], may_change: Collection[str]
 ) -> list[Problem]:
-    allowed = ", ".join(sorted(may_change))
+    """Returns what has changed and may not; the last of it says, once, what may."""
+    refused = {path: values for path, values in changed.items() if path not in may_change}
     problems = []
-    for path, (old, new) in changed.items():
-        if path not in may_change:
-            was = "another text" if path.startswith("task.template") else repr(old)
-            message = f"is {new!r}, the run has {was}; it cannot change, unlike: {allowed}"
-            problems.append(source.problem(path, message))
+    for path, (old, new) in refused.items():
+        was = "another text" if path.startswith("task.template") else as_yaml(old)
+        message = f"is {as_yaml(new)}, the run has {was}; it cannot change"
+        if path == list(refused)[-1]:
+            message += f", unlike: {', '.join(sorted(may_change))}"
+        problems.append(source.problem(path, message))
     return problems
 
 
@@ -295,9 +299,8 @@ def _is_text_of(path: str, task: Task, text: Any, given: Any) -> bool:
 
 def differences(one: RunSettings, other: RunSettings) -> dict[str, tuple[Any, Any]]:
     """Returns the settings in which two configurations differ, by dotted path, with the value in each."""
-    old, new = dict(flatten(one.model_dump(mode="json"))), dict(flatten(other.model_dump(mode="json")))
-    paths = sorted(path for path in old.keys() | new.keys() if old.get(path) != new.get(path))
-    return {path: (old.get(path), new.get(path)) for path in paths}
+    both = differing(one.model_dump(mode="json"), other.model_dump(mode="json"))
+    return {path: (old, new) for path, old, new in both}
 
 
 def free_folder(parent: Path, name: str) -> Path:

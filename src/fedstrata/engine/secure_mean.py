@@ -7,7 +7,7 @@ a share has left no site ever begins the same sum again.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +17,7 @@ from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.method import Method
-from fedstrata.core.types import Plan, Tensors
+from fedstrata.core.types import ClientInfo, Plan, Tensors
 from fedstrata.engine.book import Book, RoundAbandonedError
 from fedstrata.engine.masked_sums import MaskedSums
 from fedstrata.engine.protocol import Counted, Exchanging
@@ -151,24 +151,9 @@ class SecureAggregation:
 
     def _terms(self, cohort: Exchanging, handler: str, plan: Plan) -> MeanTerms:
         """Returns what this mean is made of; the same if it is asked for again after a crash."""
-        book, layout = cohort.book, self.model.layout
-        names = self.method.trainable(layout)
-        trained = {name: tensor.to("meta") for name, tensor in self.model.tensors(names).items()}
-        sent: Tensors = self.method.sends(handler, plan, {"loss": 0.0}, trained, layout)
-        bounds, noise, least = self._bounds.get(handler, {}), noise_terms(self.privacy), self._range
-        weights = [int(self.method.weighs(info)) for info in cohort.clients] if noise is None else [1]
-        return MeanTerms(
-            sum=self._name(book, handler),
-            plan=hash_of_frame(frame.encode(plan)),
-            tensors=tuple(
-                SummedTensor(name=name, shape=tuple(each.shape), bound=bounds.get(name, least))
-                for name, each in sent.items()
-            ),
-            scale=max(weights),
-            loss=self.privacy.mechanism == "none",  # under differential privacy none leaves its client
-            noise=noise,
-            ring=self.privacy.settings.ring if noise is None else 32,
-        )
+        name = self._name(cohort.book, handler)
+        bounds = self._bounds.get(handler, {})
+        return mean_terms(self.privacy, self.method, self.model, name, plan, cohort.clients, bounds)
 
     def _name(self, book: Book, handler: str) -> SumName:
         """Returns the name of the next sum of a handler."""
@@ -179,12 +164,6 @@ class SecureAggregation:
             call=book.calls[handler] + 1,
             attempt=self.attempt,
         )
-
-    @property
-    def _range(self) -> float:
-        """What bounds a change of which nothing is known, and what makes integers of gradients."""
-        noise = noise_terms(self.privacy)
-        return self.privacy.settings.range if noise is None else bound_of(noise)
 
     def _refuse(self, cohort: Exchanging, handler: str, terms: MeanTerms, error: FedstrataError) -> NoReturn:
         """Ends a round whose sum is not there; what clients have stored of it does not count either.
@@ -213,3 +192,44 @@ class SecureAggregation:
         if "loss" in found.mean.values:
             weight = next(iter(found.mean.weights.values()))
             cohort.book.losses[EVERYBODY] = (found.mean.values["loss"], weight)
+
+
+def mean_terms(
+    privacy: Privacy,
+    method: Method,
+    model: Model,
+    name: SumName,
+    plan: Plan,
+    clients: Sequence[ClientInfo],
+    bounds: Mapping[str, float],
+) -> MeanTerms:
+    """Returns what a mean is made of.
+
+    Args:
+        privacy: The run's.
+        method: The method, whose handler the name says.
+        model: The server's model.
+        name: The sum's.
+        plan: What all clients are sent.
+        clients: Who is asked.
+        bounds: Of tensors whose changes are known; what is not in it has the range of the settings.
+    """
+    trained = {
+        each: tensor.to("meta") for each, tensor in model.tensors(method.trainable(model.layout)).items()
+    }
+    sent: Tensors = method.sends(name.handler, plan, {"loss": 0.0}, trained, model.layout)
+    noise = noise_terms(privacy)
+    least = privacy.settings.range if noise is None else bound_of(noise)
+    weights = [int(method.weighs(info)) for info in clients] if noise is None else [1]
+    return MeanTerms(
+        sum=name,
+        plan=hash_of_frame(frame.encode(plan)),
+        tensors=tuple(
+            SummedTensor(name=each, shape=tuple(tensor.shape), bound=bounds.get(each, least))
+            for each, tensor in sent.items()
+        ),
+        scale=max(weights),
+        loss=privacy.mechanism == "none",  # under differential privacy none leaves its client
+        noise=noise,
+        ring=privacy.settings.ring if noise is None else 32,
+    )

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from typing import Any
 
 from fedstrata.core.errors import ConfigurationError, FrameError, RefusedError
-from fedstrata.core.settings.source import Source, assign, flatten
+from fedstrata.core.settings.source import Source, assign, differing
+from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.engine.check import check_settings, sections_of, unservable
 from fedstrata.engine.prepare import Experiment
 
@@ -85,16 +86,14 @@ def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
             _lay(shared, section, value, source)
     checked = check_settings(shared)
     broken = sections_of(checked.problems)
-    own, others = (dict(flatten(each.settings.model_dump(mode="json"))) for each in (checked, theirs))
     problems += [*checked.problems, *shared.located(unservable(checked.settings, checked.method, joins=True))]
     wrong_already = tuple(problem.path for problem in problems if problem.path)
-    for path in sorted({*own, *others}):
+    own, others = (each.settings.model_dump(mode="json") for each in (checked, theirs))
+    for path, mine, other in differing(own, others):
         section = path.partition(".")[0]
         if section not in said or section in broken or path.startswith((*OWN, *wrong_already)):
             continue
-        if (mine := own.get(path)) != (other := others.get(path)):
-            message = f"is the server's to say, which has {other!r:.80}, not {mine!r:.80}; leave it out here"
-            problems.append(shared.problem(path, message))
+        problems.append(shared.problem(path, _servers(mine, other) + "; leave it out here"))
     if problems:
         raise ConfigurationError(problems)
     return shared
@@ -107,8 +106,12 @@ def _other(section: str, value: Any, said: Mapping[str, Any]) -> tuple[str, str]
         mine = value.get(key) if isinstance(value, dict) else None
         other = theirs.get(key) if isinstance(theirs, dict) else None
         if mine is not None and mine != other:
-            return f"{section}.{key}", f"is the server's to say, which has {other!r}, not {mine!r:.80}"
+            return f"{section}.{key}", _servers(mine, other)
     return None
+
+
+def _servers(mine: Any, other: Any) -> str:
+    return f"is the server's to say, which has {as_yaml(other)}, not {as_yaml(mine)}"
 
 
 def _lay(over: Source, path: str, value: Any, own: Source) -> None:

@@ -1,5 +1,7 @@
 """Scales what a rehearsal measured to a whole run, by what a survey of its data counted."""
 
+from __future__ import annotations
+
 import heapq
 import shutil
 from collections import Counter
@@ -7,7 +9,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import psutil
@@ -17,6 +19,7 @@ from scipy.optimize import nnls
 from fedstrata.client.store import KEEP
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.preflight import Growth
+from fedstrata.core.types import ClientInfo
 from fedstrata.engine.facts import size_facts
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.sampling import sample
@@ -24,6 +27,9 @@ from fedstrata.engine.scoring import due_for_scoring, scores_everywhere
 from fedstrata.engine.sites import drop_outs, sites_of
 from fedstrata.planning.measurements import Rehearsed, Turn
 from fedstrata.planning.survey import Survey, Workload
+
+if TYPE_CHECKING:
+    from fedstrata.planning.secure_sums import SumBytes  # what it needs is optional
 
 COMMUNICATION = (
     "bytes_up",
@@ -94,9 +100,36 @@ class Estimate:
             run, rehearsed = self._growth
             each = rehearsed.sent[-1] // REHEARSED_CLIENTS
             down += sum(run.sent) - each * sum(map(len, self.sampled[1:]))
-        full, each = self.model["bytes"], max(1, turns)
+        senders = turns
+        if (sums := self._sums) is not None:  # whoever is asked sends keys, also one that then drops out
+            up, down, senders = up + sums.up + sums.more_up, down + sums.down + sums.more_down, self._asked
+        full, each = self.model["bytes"], max(1, senders)
         values = (round(up), round(down), up / each, down / each, 100.0 * up / each / full, full * turns)
         return dict(zip(COMMUNICATION, values, strict=True))
+
+    def secure_aggregation(self) -> dict[str, int] | None:
+        """Returns the bytes of the exchanges of masked sums beside updates and plans; none without."""
+        return None if self._sums is None else {"bytes_up": self._sums.up, "bytes_down": self._sums.down}
+
+    @cached_property
+    def _sums(self) -> SumBytes | None:
+        """What the protocol of masked sums takes in the whole run; none without."""
+        experiment = self.experiment
+        if not experiment.privacy.settings.secure_aggregation:
+            return None
+        from fedstrata.planning.secure_sums import bytes_of_sums  # noqa: PLC0415 - optional
+
+        declared = experiment.privacy.settings.units or {}
+        clients = {
+            name: ClientInfo(name, declared.get(name, workload.examples))
+            for name, workload in self.workloads.items()
+        }
+        return bytes_of_sums(experiment, self.measured.sums, clients, self.sampled, self.delivered)
+
+    @property
+    def _asked(self) -> int:
+        """How often a client is asked, in the whole run."""
+        return sum(map(len, self.sampled))
 
     @property
     def _trained_tokens(self) -> float:

@@ -1,6 +1,12 @@
 """What a rehearsal measures: of turns, of rounds, and of what they leave on the disk."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fedstrata.planning.secure_sums import WatchedSum  # what it needs is optional
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +80,7 @@ class Rehearsed:
         ledger_bytes_said: Size of what the ledger says of that, for each padded token.
         noise_seconds: What a step's noise takes longer where it is drawn from the operating system's secrets.
         event_bytes: Mean size of the record's events of each kind.
+        sums: The means of each round, where they will be masked sums.
         peak_rss_bytes: Largest resident memory of this process so far.
         peak_gpu_bytes: Most memory torch has held on the GPU; none on a CPU.
     """
@@ -95,5 +102,6 @@ class Rehearsed:
     ledger_bytes_said: float = 0.0
     noise_seconds: float = 0.0
     event_bytes: dict[str, float] = field(default_factory=dict)
+    sums: dict[int, list[WatchedSum]] = field(default_factory=dict)
     peak_rss_bytes: int = 0
     peak_gpu_bytes: int | None = None

@@ -1,8 +1,8 @@
 """What a run will train, send and cost, before it starts (`fedstrata plan`).
 
 Counted exactly: parameters, examples, optimiser steps, who takes part in which round, and, up to the digits
-of a loss, bytes. Measured in a rehearsal (`fedstrata.planning.rehearsal`) and scaled by what a survey
-counted (`fedstrata.planning.survey`): seconds, memory and disk.
+of a loss and of the ranges of masked sums, bytes. Measured in a rehearsal (`fedstrata.planning.rehearsal`)
+and scaled by what a survey counted (`fedstrata.planning.survey`): seconds, memory and disk.
 """
 
 import shutil
@@ -94,6 +94,8 @@ class RunPlan:
         trainable_parameters: Numbers that train; where a run chooses, as the rehearsal chose.
         groups: The parts of the model.
         communication: Bytes in all and for a client's turn; null where a method sends no model.
+        secure_aggregation: `bytes_up` and `bytes_down` that the exchanges of masked sums take beside updates
+            and plans, which are in those of `communication` too; null without.
         time: Seconds.
         memory: Peaks, and what this machine has.
         disk: What the run directory will hold, and what is free.
@@ -117,6 +119,7 @@ class RunPlan:
     trainable_parameters: int
     groups: tuple[GroupPlan, ...]
     communication: dict[str, float | int | None]
+    secure_aggregation: dict[str, int] | None
     time: dict[str, float]
     memory: dict[str, int | None]
     disk: dict[str, int]
@@ -180,6 +183,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         trainable_parameters=numbers,
         groups=_groups(estimate),
         communication=estimate.communication(),
+        secure_aggregation=estimate.secure_aggregation(),
         time=estimate.time() | {"preparation_seconds": preparation},
         memory=memory,
         disk=disk,

@@ -5,6 +5,8 @@ are counted and timed where a run counts and times them. The first round warms u
 later ones are measured.
 """
 
+from __future__ import annotations
+
 import json
 import tempfile
 import time
@@ -13,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from fedstrata.client.releases import RECORD
 from fedstrata.client.site import Site
@@ -21,6 +23,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import FederationSettings
+from fedstrata.core.settings.privacy import PrivacySettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.core.types import State
@@ -40,6 +43,9 @@ from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.record.log import read_events
 from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
+
+if TYPE_CHECKING:
+    from fedstrata.planning.secure_sums import WatchedSums  # what it needs is optional
 
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
@@ -74,7 +80,8 @@ def rehearse(
         method, task = experiment.method.rehearsed(), cast("Task", watched)
         rehearsed = replace(experiment, settings=small, task=task, method=method, workers=1, privacy=privacy)
         secure = experiment.privacy.settings.noise == "secure"
-        run = Rehearsal(rehearsed, Path(folder), samples, watched, secure=secure)
+        summing = _watched_sums(experiment)
+        run = Rehearsal(rehearsed, Path(folder), samples, watched, secure=secure, summing=summing)
         try:
             run.execute_for(seconds)
         except ClientsLostError as error:  # there is no run to go on with: the client's own error says more
@@ -100,7 +107,7 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
         "noise": "seeded",
         "mechanism": "local",  # with joint noise units are clipped and rounded as in the run, and not summed:
         "secure_aggregation": False,  # two clients cannot hide each other
-        "colluders": None,
+        **{name: PrivacySettings.model_fields[name].default for name in ("colluders", "range", "survivors")},
         "epsilon": None,
         "budget": None,
         "sigma": experiment.privacy.sigma,
@@ -110,6 +117,15 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
     own = settings.model_copy(update=changed)
     rates = {name: rates.get(name, max(rates.values())) for name in names}
     return replace(experiment.privacy, settings=own, rates=rates, turns=MOST_ROUNDS * MOST_ROUNDS)
+
+
+def _watched_sums(experiment: Experiment) -> WatchedSums | None:
+    """Returns what notes which means will be masked sums; none of a run without."""
+    if not experiment.privacy.settings.secure_aggregation:
+        return None
+    from fedstrata.planning.secure_sums import WatchedSums  # noqa: PLC0415 - optional
+
+    return WatchedSums(experiment)
 
 
 def _names(experiment: Experiment) -> list[str]:
@@ -163,6 +179,7 @@ class Rehearsal(Run[LocalEngine]):
         samples: The examples and documents.
         watched: The task of the experiment.
         secure: Whether the run's noise is drawn from the operating system's secrets.
+        summing: Notes which means will be masked sums; none where none will.
     """
 
     def __init__(
@@ -173,6 +190,7 @@ class Rehearsal(Run[LocalEngine]):
         watched: WatchedTask,
         *,
         secure: bool = False,
+        summing: WatchedSums | None = None,
     ) -> None:
         examples = (samples.largest, samples.typical)
         declared = experiment.privacy.settings.units or {}
@@ -193,7 +211,9 @@ class Rehearsal(Run[LocalEngine]):
             experiment, folder, lambda event, facts: None, partial(LocalEngine, sites=(sites, sites))
         )
         self.measured = Rehearsed()
-        self._watched = watched
+        self._watched, self._summing = watched, summing
+        if summing is not None:
+            self.measured.sums = summing.rounds
         self._turn, self._marked, self._counted, self._served = Turn(1), 0.0, 0, 0.0
         self._passed, self._private, self._secure = 0, samples.units is not None, secure
         self._round_began = self._last_client = 0.0
@@ -219,6 +239,7 @@ class Rehearsal(Run[LocalEngine]):
         cohort = super()._cohort(number, clients)
         cohort.book.meter = self._meter = TensorMeter()
         self._book = cohort.book
+        cohort.secure = self._summing
         return cohort
 
     def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:

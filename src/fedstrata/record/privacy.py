@@ -8,6 +8,20 @@ from fedstrata.record.words import epsilon, left_of
 SEEDED = "the noise was drawn from the run's seed: an experiment, and no protection"
 NOT_COVERED = "not part of the mechanism: epsilon does not cover them"
 OF_A_SIMULATION = "of a simulation, not part of the mechanism"
+WITHHELD = (
+    "the clients, processes of their own, told none (privacy.scores: none); with privacy.scores: summed they "
+    "tell counts of what is right, which add up, and which neither epsilon nor a mask covers"
+)
+
+
+def withholds_scores(start: Mapping[str, Any]) -> bool:
+    """Whether the clients of a run keep to themselves how their documents are answered.
+
+    Args:
+        start: The record's `run` event.
+    """
+    facts = start.get("privacy") or {}, start.get("secure_aggregation") or {}
+    return start.get("id") is not None and "none" in [each.get("scores") for each in facts]
 
 
 def budget_line(own: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
@@ -19,7 +33,22 @@ def budget_line(own: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
     """
     cap, delta = budget["epsilon"], budget["delta"]
     spent, left = epsilon(own["spent"]), left_of(own["left"])
-    return f"budget over all runs: epsilon {spent} of {cap:g} is spent at delta {delta:g}, {left} is left"
+    line = f"budget over all runs: epsilon {spent} of {cap:g} is spent at delta {delta:g}, {left} is left"
+    return f"{line}{over_budget(own['spent'], cap)}"
+
+
+def over_budget(spent: float | None, cap: float) -> str:
+    """Returns what is to be added to a line of what is spent that is more than may be; else nothing.
+
+    No run is let past its cap, so that the cap was lowered since.
+
+    Args:
+        spent: Epsilon; none where nothing bounds it.
+        cap: What may be spent.
+    """
+    if spent is not None and spent <= cap:
+        return ""
+    return "; that is over the budget, which was larger when it was spent: no run can spend more"
 
 
 def largest(clients: Mapping[str, Mapping[str, Any]]) -> float | None:

@@ -84,6 +84,11 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
     assert "clients" in problems_of(tmp_path, "partition: {by: iid}\n")["partition"]
     assert "not 2" in problems_of(tmp_path, "data: {synthetic: {notes: 2}}\n")["data.synthetic"]
     assert "half" in problems_of(tmp_path, "task: {max_length: 16, stride: 9}\n")["task"]
+    assert (
+        "must be a list of at least 1 item or" in problems_of(tmp_path, "task: {types: []}\n")["task.types"]
+    )
+    empty = problems_of(tmp_path, "privacy: {budget: {path: '', epsilon: 1, delta: 0.1}}\n")
+    assert "must be text of at least 1 character, not ''" in empty["privacy.budget.path"]
     allowed = "must be set, to one of 'lora', 'bottleneck', 'prefix'"
     assert allowed in problems_of(tmp_path, "adapter: {rank: 4}\n")["adapter.kind"]
 

@@ -290,6 +290,39 @@ def test_what_is_no_budget_or_a_damaged_one_is_named(path: Path) -> None:
         require_budget(path)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("UPDATE accounts SET kind = 'laplace'", "account 1 has kind 'laplace'"),
+        ("UPDATE accounts SET sigma = -1.0", r"account 1 has sigma -1\.0"),
+        ("UPDATE accounts SET sigma = 9e999", "account 1 has sigma inf"),
+        ("UPDATE accounts SET sigma = 'much'", "account 1 has sigma 'much'"),
+        ("UPDATE accounts SET rate = 1.5", r"account 1 has rate 1\.5"),
+        ("UPDATE accounts SET steps = -10", "account 1 has steps -10"),
+        ("UPDATE accounts SET reserved = -4", "account 1 has reserved -4"),
+        ("UPDATE accounts SET begun = x'00'", "account 1 has begun b"),
+        ("UPDATE accounts SET committed = 3", "account 1 has .*more turns committed than begun"),
+        ("UPDATE accounts SET ended = 7", "account 1 has ended 7"),
+        ("UPDATE accounts SET kind = 'skellam'", "account 1 has .*skellam noise without"),
+        ("UPDATE accounts SET cohort = x'00'", "members do not belong"),
+        ("DELETE FROM members", "members do not belong"),
+        ("INSERT INTO members VALUES (x'00', 'ada')", "row 1 of members has unit 'ada'"),
+        ("UPDATE terms SET value = 'nan' WHERE name = 'delta'", "what holds of it has delta 'nan'"),
+        ("UPDATE terms SET value = 'all' WHERE name = 'epsilon'", "what holds of it has epsilon 'all'"),
+        ("UPDATE terms SET value = 'window' WHERE name = 'unit'", "what holds of it has unit 'window'"),
+        ("UPDATE terms SET value = '' WHERE name = 'named_by'", "what holds of it has named_by ''"),
+    ],
+)
+def test_what_no_run_has_written_is_a_damaged_budget(path: Path, change: str, told: str) -> None:
+    reserve(path, TERMS, [asked("one")], cost(5))
+    with sqlite3.connect(path) as connection:
+        connection.execute(change)
+    uses = (lambda: read_budget(path), lambda: room_for(path, TERMS, [asked("two")], cost(9)))
+    for use in (*uses, lambda: reserve(path, TERMS, [asked("two")], cost(9))):
+        with pytest.raises(ConfigurationError, match=rf"budget\.db cannot be read .*{told}.*restore it"):
+            use()
+
+
 def test_a_budget_is_a_secret(path: Path) -> None:
     reserve(path, TERMS, [asked("one")], cost(5))
     assert path.stat().st_mode & 0o777 == 0o600

@@ -97,6 +97,21 @@ def flatten(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str
             yield path, value
 
 
+def differing(
+    one: Mapping[str, Any], other: Mapping[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yields the dotted path of every setting in which two configurations differ, and its value in each.
+
+    A section that one of them does not have is one setting.
+    """
+    for key in sorted(one.keys() | other.keys()):
+        mine, its, path = one.get(key), other.get(key), f"{prefix}{key}"
+        if mine and its and isinstance(mine, Mapping) and isinstance(its, Mapping):
+            yield from differing(mine, its, f"{path}.")
+        elif mine != its:
+            yield path, mine, its
+
+
 def apply_override(override: str, source: Source) -> Problem | None:
     """Writes one `key.path=value` into the source; returns what is wrong with it, if anything."""
     path, equals, text = override.partition("=")
@@ -234,7 +249,9 @@ def _message(
     wanted = re.sub(
         r"a valid dictionary( or (instance of \w+|object to extract fields from))?", "a mapping", wanted
     )
+    wanted = re.sub(r" after validation, not \d+", "", wanted)
     wanted = wanted.replace("String should match pattern", "text of the form")
+    wanted = wanted.replace("String should have", "text of").replace("List should have", "a list of")
     for name, plain in _PLAIN.items():
         wanted = wanted.replace(f"a valid {name}", plain)
     return f"must be {wanted}, not {_given(items[0]['input'])}"

@@ -3,6 +3,8 @@
 What no person writes, and would take long to read, is refused: endless, deeply nested, or made of aliases.
 """
 
+import io
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,7 +63,18 @@ def told(error: YAMLError) -> str:
 
 def shortened(value: object) -> str:
     """Returns a value as a message shows it."""
-    text = repr(value)
+    return _short(repr(value))
+
+
+def as_yaml(value: object) -> str:
+    """Returns the value of a setting as a message shows it: as YAML has it, on one line."""
+    writer, text = YAML(typ="safe", pure=True), io.StringIO()
+    writer.default_flow_style, writer.width = True, sys.maxsize
+    writer.dump([value], text)  # in a list, since a value by itself would end with the end of a document
+    return _short(text.getvalue().strip()[1:-1])
+
+
+def _short(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

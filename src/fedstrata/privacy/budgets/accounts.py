@@ -9,11 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedstrata.privacy.budgets.events import MechanismEvent, Profile, profile_of
-
-_SELECT = (
-    "SELECT id, run, client, opened, cohort, reserved, begun, committed, ended, kind, sigma, rate, steps, "
-    "l2, l1, numbers FROM accounts ORDER BY opened, run, client, id"
-)
+from fedstrata.privacy.budgets.rows import AccountRow, MemberRow, checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +88,31 @@ class Book:
 
     @classmethod
     def read(cls, connection: sqlite3.Connection | None) -> Book:
-        """Reads the accounts of a budget; none holds none."""
+        """Reads the accounts of a budget; none holds none.
+
+        Raises:
+            sqlite3.DataError: Something is in it that no run has written; the message says what.
+        """
         if connection is None:
             return cls({}, {})
-        accounts = {}
-        for row in connection.execute(_SELECT):
-            own, run, client, opened, cohort, reserved, begun, committed, ended, *turn = row
-            event, counts = MechanismEvent(*turn), (reserved, begun, committed)
-            accounts[own] = Account(own, run, client, opened, event, *counts, bool(ended), bytes(cohort))
-        cohorts = defaultdict(list)
-        for cohort, unit in connection.execute("SELECT cohort, unit FROM members"):
-            cohorts[bytes(unit)].append(bytes(cohort))
+        cursor = connection.cursor()
+        cursor.row_factory = sqlite3.Row
+        accounts, members, cohorts = (
+            {},
+            defaultdict[bytes, set[bytes]](set),
+            defaultdict[bytes, list[bytes]](list),
+        )
+        for place, row in enumerate(cursor.execute("SELECT * FROM members"), start=1):
+            own = checked(MemberRow, dict(row), f"row {place} of members")
+            members[own.cohort].add(own.unit)
+            cohorts[own.unit].append(own.cohort)
+        rows = cursor.execute("SELECT * FROM accounts ORDER BY opened, run, client, id")
+        for place, row in enumerate(rows, start=1):
+            account = _account(checked(AccountRow, dict(row), f"account {place}"))
+            accounts[account.id] = account
+            members[account.cohort] |= set()
+        if any(cohort != cohort_of(units) for cohort, units in members.items()):
+            raise sqlite3.DataError("members do not belong to the accounts")
         return cls(accounts, cohorts)
 
     def units(self, account: str) -> set[bytes]:
@@ -155,6 +165,22 @@ class Book:
         for cohorts, count in alike.items():
             profiles[profile_of(event for cohort in cohorts for event in by_cohort[cohort])] += count
         return {profile: count for profile, count in profiles.items() if profile}
+
+
+def _account(row: AccountRow) -> Account:
+    turn = MechanismEvent(row.kind, row.sigma, row.rate, row.steps, row.l2, row.l1, row.numbers)
+    return Account(
+        row.id,
+        row.run,
+        row.client,
+        row.opened,
+        turn,
+        row.reserved,
+        row.begun,
+        row.committed,
+        ended=bool(row.ended),
+        cohort=row.cohort,
+    )
 
 
 def cohort_of(units: Collection[bytes]) -> bytes:

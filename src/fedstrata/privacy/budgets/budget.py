@@ -23,6 +23,7 @@ from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, Proble
 from fedstrata.privacy.budgets.accounts import Account, Book, Request
 from fedstrata.privacy.budgets.database import reading, writing
 from fedstrata.privacy.budgets.events import exceeds, largest
+from fedstrata.privacy.budgets.rows import TermRows, checked
 
 _REFUSED = (
     "this site's budget of privacy does not allow it, or cannot be read; its people are told more by: "
@@ -150,12 +151,15 @@ def _terms_in(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
 
     Raises:
         ConfigurationError: It has accounts, and does not say what they are of.
+        sqlite3.DataError: It says what no run has written.
     """
     there = dict(connection.execute("SELECT name, value FROM terms"))
     (accounts,) = connection.execute("SELECT COUNT(*) FROM accounts").fetchone()
-    if accounts and not there.keys() >= {"unit", "delta", "key", "named_by", "epsilon"}:
+    if (accounts or there) and not there.keys() >= TermRows.model_fields.keys():
         message = f"{path} does not say what its figures are of: it was changed; restore it"
         raise ConfigurationError([Problem("privacy.budget.path", message)])
+    if there:
+        checked(TermRows, there, "what holds of it")
     return there
 
 

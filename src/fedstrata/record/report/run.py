@@ -15,7 +15,14 @@ from fedstrata.record.history import (
     round_rows,
     time_parts,
 )
-from fedstrata.record.privacy import NOT_COVERED, OF_A_SIMULATION, epsilon_rows, summed_rounds
+from fedstrata.record.privacy import (
+    NOT_COVERED,
+    OF_A_SIMULATION,
+    WITHHELD,
+    epsilon_rows,
+    summed_rounds,
+    withholds_scores,
+)
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
@@ -71,6 +78,7 @@ def run_page(history: History) -> str:
         privacy=history.start.get("privacy"),
         sums=summed_rounds(history.rounds),
         not_covered=NOT_COVERED,
+        withheld=WITHHELD if withholds_scores(history.start) else "",
         of_a_simulation=OF_A_SIMULATION,
         alike=all(len(set(row["epsilon"].values())) < 2 for row in epsilon_rows(history.rounds)),
         statement=(history.folder / "privacy.md").is_file(),

@@ -1,0 +1,281 @@
+"""What masked sums will send: the real messages of every exchange, with zeros for what is drawn.
+
+A message's size depends on who takes part, on their names and on the tensors, and not on keys or shares. What
+is not known before is how wide the range of a tensor will be, which travels as text: planned is that of the
+settings, and one that is widened takes up to 24 bytes more of each client in each round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from statistics import fmean
+from typing import NamedTuple, TypeAlias
+
+import torch
+from pydantic import BaseModel
+
+from fedstrata.aggregate.mean import mean_of
+from fedstrata.client.secure_turns import said_of
+from fedstrata.core.cohort import Mean
+from fedstrata.core.settings.privacy import LEAST_SITES
+from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.protocol import Exchanging
+from fedstrata.engine.secure_mean import mean_terms
+from fedstrata.privacy.secure_sum.mean import names_of, subjects_of
+from fedstrata.privacy.secure_sum.messages import (
+    RING,
+    ConsistencyProof,
+    ConsistencySignature,
+    DeliveredShares,
+    KeyBundle,
+    MaskedInput,
+    MeanTerms,
+    OpenShare,
+    ReleasedShares,
+    Roster,
+    SealedShares,
+    SentShares,
+    SumName,
+    Survivors,
+)
+from fedstrata.privacy.secure_sum.quantization import packed
+from fedstrata.privacy.secure_sum.shares import threshold
+from fedstrata.wire import frame
+
+_RUN = "0" * 16
+"""As long as the id of a run."""
+_BYTES_32, _SIGNATURE, _SEALED = "0" * 64, "0" * 128, "0" * 184
+"""As long as a key, a hash or a share; a signature; and two shares that are encrypted."""
+
+_Message: TypeAlias = Callable[[SumName, str], BaseModel]
+
+
+class SumBytes(NamedTuple):
+    """What masked sums take of a run.
+
+    Attributes:
+        up: What clients say in the exchanges beside their updates, as the record counts it.
+        down: What they are told there.
+        more_up: What masked updates are larger than plain ones.
+        more_down: What plans are larger, with which shares travel.
+    """
+
+    up: int = 0
+    down: int = 0
+    more_up: float = 0.0
+    more_down: float = 0.0
+
+    def plus(self, other: SumBytes) -> SumBytes:
+        """Returns both together."""
+        said = self.up + other.up, self.down + other.down
+        return SumBytes(*said, self.more_up + other.more_up, self.more_down + other.more_down)
+
+
+@dataclass(frozen=True)
+class WatchedSum:
+    """A mean of a rehearsed round, that will be a masked sum.
+
+    Attributes:
+        terms: What it is made of.
+        plan: What its clients were sent, without values of tensors.
+        update_bytes: Of an update, on average.
+    """
+
+    terms: MeanTerms
+    plan: Plan
+    update_bytes: float
+
+
+@dataclass
+class WatchedSums:
+    """Makes the means of a rehearsal, whose clients are too few for masks, in the clear.
+
+    Attributes:
+        experiment: The run.
+        rounds: The means of each round, in order.
+    """
+
+    experiment: Experiment
+    rounds: dict[int, list[WatchedSum]] = field(default_factory=dict)
+
+    def mean(self, cohort: Exchanging, handler: str, plan: Plan) -> Mean:
+        """Returns the weighted mean, and notes what a masked sum of it would be made of."""
+        sizes: list[int] = []
+
+        def updates() -> Iterator[tuple[ClientInfo, Update]]:
+            for info, update in cohort.inputs(handler, handler, lambda _: plan):
+                sizes.append(frame.size(update))
+                yield info, update
+
+        name = SumName(run=_RUN, round=cohort.book.number, handler=handler, call=1, attempt=0)
+        own = self.experiment
+        terms = mean_terms(own.privacy, own.method, own.model, name, plan, cohort.clients, {})
+        found = mean_of(updates())
+        empty = Plan({key: each.to("meta") for key, each in plan.tensors.items()}, plan.values)
+        self.rounds.setdefault(name.round, []).append(WatchedSum(terms, empty, fmean(sizes)))
+        return found
+
+
+def bytes_of_sums(
+    experiment: Experiment,
+    watched: Mapping[int, Sequence[WatchedSum]],
+    clients: Mapping[str, ClientInfo],
+    asked: Sequence[Sequence[str]],
+    delivered: Sequence[Sequence[str]],
+) -> SumBytes:
+    """Returns what the masked sums of all rounds take.
+
+    Args:
+        experiment: The run.
+        watched: The means of the rehearsed rounds; the last stands for all that were not rehearsed as first.
+        clients: What is known of each client.
+        asked: The clients of each round.
+        delivered: Those of them whose updates come.
+    """
+    minimum = experiment.privacy.settings.survivors or LEAST_SITES
+
+    @cache
+    def of_round(
+        number: int, first: bool, scale: int, who: tuple[str, ...], left: tuple[str, ...]
+    ) -> SumBytes:
+        total, present, calls = SumBytes(), who, Counter[str]()
+        for each in watched[1 if first else max(watched)]:
+            calls[each.terms.sum.handler] += 1
+            place = {"round": number, "call": calls[each.terms.sum.handler]}
+            changed = {"sum": each.terms.sum.model_copy(update=place), "scale": scale}
+            needed = max(minimum, threshold(len(present)))
+            sums = _Sums(each.terms.model_copy(update=changed), each, present, left, needed)
+            total = total.plus(sums.bytes())
+            if len(left) < needed:
+                break  # it is refused, and the round changes nothing
+            present = left
+        return total
+
+    total, joint = SumBytes(), experiment.privacy.joint is not None
+    for number, (who, left) in enumerate(zip(asked, delivered, strict=True), start=1):
+        scale = 1 if joint else int(max(experiment.method.weighs(clients[name]) for name in who))
+        digits = 10 ** (len(str(number)) - 1)  # rounds whose numbers are as long are alike
+        total = total.plus(of_round(digits, number == 1, scale, tuple(who), tuple(left)))
+    return total
+
+
+class _Sums:
+    """The exchanges of one mean, whose messages have zeros for what is drawn.
+
+    Args:
+        terms: What it is made of.
+        watched: What of it was rehearsed.
+        asked: Who is asked for it.
+        delivered: Whose updates come.
+        needed: How many of them it needs.
+    """
+
+    def __init__(
+        self,
+        terms: MeanTerms,
+        watched: WatchedSum,
+        asked: Sequence[str],
+        delivered: Sequence[str],
+        needed: int,
+    ) -> None:
+        self._terms, self._watched, self._needed = terms, watched, needed
+        self._names = names_of(terms)
+        self._sites, self._left = sorted(asked), sorted(delivered)
+        self._sealed = {site: SealedShares(site=site, sealed=_SEALED) for site in asked}
+        self._open = {site: OpenShare(site=site, share=_BYTES_32) for site in asked}
+
+    def bytes(self) -> SumBytes:
+        """Returns what all exchanges take; of a sum that too few are left for those before it is refused."""
+        present = len(self._sites)
+        up = sum(self._said(self._keys, site) + self._said(self._shares, site) for site in self._sites)
+        begin = frame.size(Plan(values=self._terms.model_dump(mode="json")))
+        down = present * (begin + self._told(self._roster))
+        more_up, more_down = self._inputs()
+        if len(self._left) >= self._needed:
+            up += sum(self._said(self._signature, site) for site in self._left)
+            down += len(self._left) * self._told(self._survivors)
+            for which, name in self._names.items():  # they are unmasked one after the other
+                down += len(self._left) * _told({which: self._proof(name)})
+                up += sum(_said({which: self._released(name, site)}) for site in self._left)
+        return SumBytes(up, down, more_up, more_down)
+
+    def _inputs(self) -> tuple[float, float]:
+        """Returns what masked updates, and the plans that shares come with, are larger than plain ones."""
+        plan, masked = self._watched.plan, dict[str, torch.Tensor]()
+        for subject in subjects_of(self._terms, _BYTES_32).values():
+            for name, shape in subject.shapes.items():
+                masked[name] = packed(torch.empty(shape, dtype=RING, device="meta"), self._terms.ring)
+        up = sum(
+            frame.size(Update(masked, said_of(self._of_each(self._input, site)))) - self._watched.update_bytes
+            for site in self._left
+        )
+        plain, down = frame.size(plan), 0.0
+        for site in self._sites:
+            values = {**said_of(self._of_each(self._delivery, site)), "values": dict(plan.values)}
+            down += frame.size(Plan(plan.tensors, values)) - plain
+        return up, down
+
+    def _said(self, message: _Message, site: str) -> int:
+        """Returns the bytes of what a site says of all sums in one exchange."""
+        return _said(self._of_each(message, site))
+
+    def _of_each(self, message: _Message, site: str) -> dict[str, BaseModel]:
+        return {which: message(name, site) for which, name in self._names.items()}
+
+    def _told(self, message: Callable[[SumName], BaseModel]) -> int:
+        """Returns the bytes of what a site is told of all sums in one exchange."""
+        return _told({which: message(name) for which, name in self._names.items()})
+
+    def _keys(self, name: SumName, site: str) -> KeyBundle:
+        return KeyBundle(
+            sum=name,
+            site=site,
+            mask_key=_BYTES_32,
+            share_key=_BYTES_32,
+            seed_commitment=_BYTES_32,
+            ledger_head=_BYTES_32,
+            signature=_SIGNATURE,
+        )
+
+    def _roster(self, name: SumName) -> Roster:
+        bundles = tuple(self._keys(name, site) for site in self._sites)
+        return Roster(sum=name, threshold=threshold(len(bundles)), bundles=bundles)
+
+    def _others(self, site: str) -> tuple[SealedShares, ...]:
+        return tuple(self._sealed[other] for other in self._sites if other != site)
+
+    def _shares(self, name: SumName, site: str) -> SentShares:
+        return SentShares(sum=name, site=site, shares=self._others(site))
+
+    def _delivery(self, name: SumName, site: str) -> DeliveredShares:
+        return DeliveredShares(sum=name, site=site, shares=self._others(site))
+
+    def _input(self, name: SumName, site: str) -> MaskedInput:
+        return MaskedInput(sum=name, site=site)
+
+    def _survivors(self, name: SumName) -> Survivors:
+        return Survivors(sum=name, sites=tuple(self._left))
+
+    def _signature(self, name: SumName, site: str) -> ConsistencySignature:
+        return ConsistencySignature(sum=name, site=site, transcript=_BYTES_32, signature=_SIGNATURE)
+
+    def _proof(self, name: SumName) -> ConsistencyProof:
+        signatures = tuple(self._signature(name, site) for site in self._left)
+        return ConsistencyProof(sum=name, signatures=signatures)
+
+    def _released(self, name: SumName, site: str) -> ReleasedShares:
+        survivors = tuple(self._open[each] for each in self._left)
+        lost = tuple(self._open[each] for each in self._sites if each not in set(self._left))
+        return ReleasedShares(sum=name, site=site, self_masks=survivors, mask_keys=lost)
+
+
+def _said(said: Mapping[str, BaseModel]) -> int:
+    return frame.size(Update({}, said_of(said)))
+
+
+def _told(said: Mapping[str, BaseModel]) -> int:
+    return frame.size(Plan(values=said_of(said)))
