@@ -61,7 +61,12 @@ def experiment_of(*overrides: str) -> Experiment:
         pytest.param(("method={name: centralized}",), marks=pytest.mark.slow),
         pytest.param(("method={name: fedper}", "federation.sample=0.67"), marks=pytest.mark.slow),
         pytest.param(
-            ("privacy.secure_aggregation=true", "privacy.range=1000", "method={name: fedavg}"),
+            (
+                "privacy.secure_aggregation=true",
+                "privacy.range=1000",
+                "privacy.ring=24",
+                "method={name: fedavg}",
+            ),
             marks=pytest.mark.slow,
         ),
     ],

@@ -110,7 +110,7 @@ def test_the_statement_says_what_takes_from_the_claim(
 def test_a_served_run_says_what_of_scores_was_sent(events: Any) -> None:
     for scores, said in (
         ("none", "| scores | none were sent |"),
-        ("summed", "(`privacy.scores: summed`) | **no** |"),
+        ("summed", "(`privacy.scores: summed`), and how many of them it has | **no** |"),
     ):
         told = private(events(id="run-1", ends={}), scores=scores)
         text = statement(told)

@@ -296,6 +296,7 @@ def test_a_run_whose_clients_keep_their_scores_says_so(write_run: Any, events: A
     made = events(rounds=0, final=False, id="0123456789abcdef", secure_aggregation=secure)
     told = " ".join(report(write_run(made)).text.split())
     assert ("told none (privacy.scores: none); with privacy.scores: summed" in told) == (scores == "none")
+    assert ("of which the sum over all of them alone is seen" in told) == (scores == "none")
 
 
 @pytest.mark.usefixtures("curves_alone")

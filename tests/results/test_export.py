@@ -222,7 +222,9 @@ def test_a_card_says_that_clients_have_kept_their_scores_and_not_that_there_are_
     text = card_of(
         Facts(replace(result, start=served), "tagger", None, None, dict.fromkeys(served["clients"], "a"))
     )
-    assert "told none (privacy.scores: none); with privacy.scores: summed they" in " ".join(str(text).split())
+    told = " ".join(str(text).split())
+    assert "told none (privacy.scores: none); with privacy.scores: summed they" in told
+    assert ("no mask hides those of one client" in told) == (kind == "privacy")
     assert "no test documents" not in str(text)
 
 

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
+_OF_SUMS = ("colluders", "range", "ring", "survivors")
+"""Settings that have no meaning without masked sums."""
 MOST_ROUNDS = 20
 PRIVATE_STEPS = 3
 """Steps of a rehearsed turn under differential privacy: optimisers have their moments from the second on."""
@@ -107,7 +109,7 @@ def _rehearsed_privacy(experiment: Experiment) -> Privacy:
         "noise": "seeded",
         "mechanism": "local",  # with joint noise units are clipped and rounded as in the run, and not summed:
         "secure_aggregation": False,  # two clients cannot hide each other
-        **{name: PrivacySettings.model_fields[name].default for name in ("colluders", "range", "survivors")},
+        **{name: PrivacySettings.model_fields[name].default for name in _OF_SUMS},
         "epsilon": None,
         "budget": None,
         "sigma": experiment.privacy.sigma,

@@ -8,20 +8,23 @@ from fedstrata.record.words import epsilon, left_of
 SEEDED = "the noise was drawn from the run's seed: an experiment, and no protection"
 NOT_COVERED = "not part of the mechanism: epsilon does not cover them"
 OF_A_SIMULATION = "of a simulation, not part of the mechanism"
-WITHHELD = (
-    "the clients, processes of their own, told none (privacy.scores: none); with privacy.scores: summed they "
-    "tell counts of what is right, which add up, and which neither epsilon nor a mask covers"
-)
 
 
-def withholds_scores(start: Mapping[str, Any]) -> bool:
-    """Whether the clients of a run keep to themselves how their documents are answered.
+def withheld_scores(start: Mapping[str, Any]) -> str:
+    """Returns why the clients of a run keep to themselves how their documents are answered, if they do.
 
     Args:
         start: The record's `run` event.
     """
-    facts = start.get("privacy") or {}, start.get("secure_aggregation") or {}
-    return start.get("id") is not None and "none" in [each.get("scores") for each in facts]
+    sums = start.get("secure_aggregation")
+    facts = start.get("privacy") or {}, sums or {}
+    if start.get("id") is None or "none" not in [each.get("scores") for each in facts]:
+        return ""
+    of_whom = "the sum over all of them alone is seen" if sums else "no mask hides those of one client"
+    return (
+        "the clients, processes of their own, told none (privacy.scores: none); with privacy.scores: summed "
+        f"they tell counts of what is right, of which {of_whom}, and which epsilon does not cover"
+    )
 
 
 def budget_line(own: Mapping[str, Any], budget: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from rich.filesize import decimal
 
 from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
-from fedstrata.record.privacy import WITHHELD, withholds_scores
+from fedstrata.record.privacy import withheld_scores
 from fedstrata.record.scores import compared, overall, score_tables
 from fedstrata.record.words import epsilon
 from fedstrata.results.result import Result
@@ -77,7 +77,7 @@ def card_of(facts: Facts) -> ModelCard:
         trained_tokenizer=isinstance(result.settings.model.tokenizer, TrainedTokenizer),
         test_documents=sum(result.start["clients"][client]["test"] for client in tested),
         score_tables=score_tables(result.scores),
-        withheld=WITHHELD if withholds_scores(result.start) and result.client is None else "",
+        withheld=withheld_scores(result.start) if result.client is None else "",
         held_out=compared({facts.clients[site]: own for site, own in held_out.items()}),
         is_path=is_path,
         decimal=decimal,

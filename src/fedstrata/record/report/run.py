@@ -18,10 +18,9 @@ from fedstrata.record.history import (
 from fedstrata.record.privacy import (
     NOT_COVERED,
     OF_A_SIMULATION,
-    WITHHELD,
     epsilon_rows,
     summed_rounds,
-    withholds_scores,
+    withheld_scores,
 )
 from fedstrata.record.report import plots
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
@@ -78,7 +77,7 @@ def run_page(history: History) -> str:
         privacy=history.start.get("privacy"),
         sums=summed_rounds(history.rounds),
         not_covered=NOT_COVERED,
-        withheld=WITHHELD if withholds_scores(history.start) else "",
+        withheld=withheld_scores(history.start),
         of_a_simulation=OF_A_SIMULATION,
         alike=all(len(set(row["epsilon"].values())) < 2 for row in epsilon_rows(history.rounds)),
         statement=(history.folder / "privacy.md").is_file(),
