@@ -167,7 +167,8 @@ def test_a_sum_that_was_begun_of_counts_has_no_update_in_it(tmp_path: Path) -> N
     assert isinstance(asked("@score/keys", of_counts()), Done)
     for turn in (SHARES, INPUT, CONSISTENCY, UNMASK):
         assert refusal(asked(turn, {"sums": {}})).startswith("SessionLost"), turn
-    assert refusal(asked("@score/train", {})).startswith("FrameError")
+    for none in ("@score/train", "@score/more/keys", "secure/more/input"):
+        assert refusal(asked(none, of_counts())).startswith("FrameError: the server asks for"), none
 
 
 def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) -> None:

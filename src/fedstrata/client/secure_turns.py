@@ -163,7 +163,7 @@ class SecureTurns:
         """Runs one exchange of a client's; one that fails gives nothing away."""
         started = time.perf_counter()
         try:
-            exchange = EXCHANGE + order.handler.rpartition("/")[2]
+            exchange = order.handler.replace(f"{SCORE}/", EXCHANGE, 1)
             if exchange == INPUT:
                 return self._input(order, site)
             if exchange not in self._answers:

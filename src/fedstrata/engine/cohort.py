@@ -143,7 +143,7 @@ class RoundCohort:
                 meter.count_said(order.client, result.update, up=True)
                 yield order.client, frame.decode(result.update, Update)
             elif counted:
-                told = f"round {number}: {order.client} was lost after its update was summed, and counts"
+                told = f"round {number}: {order.client} was lost after what it sent was summed, and counts"
                 self.book.listen("warning", {"message": f"{told} ({describe(result.error)})"})
             else:
                 self.book.fail(order.client, result.error)

@@ -121,15 +121,14 @@ class RemoteClient:
     def _told_of_documents(self) -> tuple[dict[str, list[int]], dict[str, int]]:
         """Returns the windows of examples, and how many documents there are, by part, as the server hears it.
 
-        Of private training that is what is declared; and of what is scored nothing, unless counts are told.
+        Of private training that is what is declared; and of what is scored, which is all that can be, nothing
+        unless counts are told.
         """
         site = self._site
-        documents = {part: len(getattr(site.documents, part)) for part in PARTS}
-        told = {
-            part: count if self._scoring.tells or part == PARTS[0] else 0 for part, count in documents.items()
-        }
+        told = {PARTS[0]: site.declared if self._private else len(site.documents.train)}
+        told |= {part: len(site.scored(part)) if self._scoring.tells else 0 for part in PARTS[1:]}
         if self._private:
-            return {part: [] for part in PARTS}, {**told, PARTS[0]: site.declared}
+            return {part: [] for part in PARTS}, told
         return {part: own if told[part] else [] for part, own in windows_of(site).items()}, told
 
     def take_part(self, session_of: Callable[[RemoteClient], Membership]) -> None:

@@ -277,6 +277,8 @@ def _heard(
 ) -> dict[str, Said]:
     """Returns what a client says of these sums; nothing of one that says something else, which is lost."""
     try:
+        if update.values.keys() != {"sums"}:
+            raise FrameError("more came than what is said of a sum")  # as a loss it would count
         said = read_said(update.values, kind, sums, update.tensors, shapes)
         if any(getattr(each, "site", client) != client for each in said.values()):
             raise FrameError("what came is of another site")

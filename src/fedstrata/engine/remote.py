@@ -347,8 +347,8 @@ class RemoteEngine(Engine):
         experiment = self._experiment
         needed = experiment.settings.federation.min_clients
 
-        def failed(event: str, facts: Mapping[str, Any]) -> None:
-            if event == "client_failed":
+        def told(event: str, facts: Mapping[str, Any]) -> None:
+            if event in ("client_failed", "warning"):
                 self._listen(event, {**facts, "part": part})
 
         attendance = Attendance([info.id for info in infos], min_clients=needed if needed is None else 0)
@@ -358,7 +358,7 @@ class RemoteEngine(Engine):
             engine=self,
             clients=infos,
             training=experiment.settings.training,
-            book=Book(number, self._folder, failed, attendance, self.command),
+            book=Book(number, self._folder, told, attendance, self.command),
         )
 
     def save(self, number: int, state: State) -> None:

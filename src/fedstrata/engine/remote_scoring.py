@@ -104,15 +104,16 @@ def summed(
     if not having:
         return nothing
     if len(having) < LEAST_SITES:
-        told = f"{len(having)} clients have {part} documents, and a masked sum of scores needs {LEAST_SITES}"
-        cohort.book.listen("warning", {"message": f"{told}: there are none"})
+        told = f"a masked sum of {part} scores needs {LEAST_SITES} clients that have such documents"
+        cohort.book.listen("warning", {"message": f"{told}, not {len(having)}: there are none"})
         return nothing
     found = sums.counted(replace(cohort, clients=having), plan, part, names)
     if found is None:
         return nothing
     tally, counted, clients = found
     try:
-        if counted != sum(documents[client] for client in clients):
+        known = documents.keys() >= set(clients)  # a sum that a killed server left may have others
+        if known and counted != sum(documents[client] for client in clients):
             raise FrameError(f"scores came of {counted} documents, which are not those of the clients")
         if not all(is_number(value, _LARGEST * len(clients)) for value in tally.values()):
             raise FrameError("what was counted is too much")

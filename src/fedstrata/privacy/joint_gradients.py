@@ -98,6 +98,6 @@ class _RoundedPasses(Passes):
         for row, (norm, scale) in enumerate(zip(norms.tolist(), scales.tolist(), strict=True)):
             if math.isfinite(norm):
                 factor = scale * min(1.0, self._clip / max(norm, SHORTEST))
-                own = [of_row(each, row, total) for total, each in there]
+                own = [of_row(each, row, total.shape) for total, each in there]
                 self._add([total for total, _ in there], own, factor)
         return norms

@@ -288,11 +288,11 @@ def norms_of_rows(gradients: Sequence[RowGradients]) -> Tensor:
     return norms
 
 
-def of_row(gradients: RowGradients, row: int, total: Tensor) -> Tensor:
-    """Returns a parameter's gradient of one row, float32 of the shape of its sum."""
+def of_row(gradients: RowGradients, row: int, shape: Sequence[int]) -> Tensor:
+    """Returns a parameter's gradient of one row, float32 of its shape, where the gradients are."""
     if isinstance(gradients, Tensor):
         return gradients[row].float()
-    here, whole = gradients.rows == row, torch.zeros_like(total, dtype=torch.float32)
+    here, whole = gradients.rows == row, gradients.values.new_zeros(tuple(shape))
     whole[gradients.tokens[here]] = gradients.values[here]
     return whole
 

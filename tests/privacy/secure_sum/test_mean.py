@@ -12,13 +12,14 @@ from fedstrata.core.types import Update
 from fedstrata.privacy.randomness import SeededRandomness
 from fedstrata.privacy.secure_sum.mean import (
     CUT,
+    WEIGHT,
     SummedUpdate,
     mean_from,
     require_unsaturated,
     subjects_of,
 )
 from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor
-from fedstrata.privacy.secure_sum.refusals import TooManySaturated
+from fedstrata.privacy.secure_sum.refusals import TooManySaturated, WrongSum
 
 TERMS = MeanTerms(
     sum=NAME,
@@ -49,6 +50,16 @@ def test_the_mean_of_two_updates_and_of_their_losses_is_weighted() -> None:
     assert found.mean.weights == {"w": 15.0}
     change = (expected - BASE["w"]).square().mean().sqrt()
     assert found.bounds["w"] == pytest.approx(64 * float(change), rel=1e-5)
+
+
+@pytest.mark.parametrize("more", [-12, -11, 10, 2**31 - 20])
+def test_a_weight_that_no_sites_can_have_together_costs_the_sum_and_not_the_run(more: int) -> None:
+    """One of them may have added whatever makes it zero: weights are known."""
+    inputs = [dict(summed(update(1.0, 0.0, 0.5, weight=weight)).elements()) for weight in (10.0, 2.0)]
+    total = {name: inputs[0][name] + inputs[1][name] for name in inputs[0]}
+    total[WEIGHT] += more
+    with pytest.raises(WrongSum, match="can weigh 2 to 20; no mean was made"):
+        mean_from(total, BASE, TERMS, ("a", "b"), least=1.0)
 
 
 def test_float32_is_turned_in_its_own_memory_and_bfloat16_in_a_copy() -> None:

@@ -40,7 +40,7 @@ from fedstrata.privacy.secure_sum.quantization import (
     rounding_error,
     weight_element,
 )
-from fedstrata.privacy.secure_sum.refusals import TooManySaturated
+from fedstrata.privacy.secure_sum.refusals import TooManySaturated, WrongSum
 from fedstrata.privacy.secure_sum.transcript import Subject
 from fedstrata.wire.frame import Frame
 
@@ -206,8 +206,16 @@ def mean_from(
         terms: The mean's.
         survivors: Whose updates are in it.
         least: The least bound of a change.
+
+    Raises:
+        WrongSum: A site has sent another weight than it can have.
     """
     (weight,) = counts_in(total[WEIGHT], terms.ring)
+    if not len(survivors) <= weight <= len(survivors) * terms.scale:
+        raise WrongSum(
+            f"the updates of {len(survivors)} sites weigh {weight} together, and can weigh {len(survivors)} "
+            f"to {len(survivors) * terms.scale}; no mean was made of them"
+        )
     factor, tensors, bounds = terms.scale / weight, {}, {}
     for each in terms.tensors:
         change = dequantize_(total[each.name], each.bound, terms.ring).mul_(factor)

@@ -162,10 +162,12 @@ def number_elements(numbers: Sequence[float]) -> Tensor:
     Whole numbers are exact, others rounded to a multiple of 2^-20.
 
     Raises:
-        TrainingError: One is negative, or larger than 1e15.
+        TrainingError: One is negative, or larger than 1e15; which it is does not leave its site either.
     """
-    if wrong := [number for number in numbers if not 0 <= number <= LARGEST_NUMBER]:
-        raise TrainingError(f"{wrong[0]} cannot be summed under masks: 0 to {LARGEST_NUMBER:g} can")
+    if not all(0 <= number <= LARGEST_NUMBER for number in numbers):
+        raise TrainingError(
+            f"what was counted cannot be summed under masks: numbers from 0 to {LARGEST_NUMBER:g} can"
+        )
     parts = [round(number * _ONE) for number in numbers]
     rows = [[part >> (_LIMB * place) & (2**_LIMB - 1) for place in range(LIMBS)] for part in parts]
     return torch.tensor(rows, dtype=RING).reshape(-1, LIMBS)

@@ -1,0 +1,172 @@
+"""What a server makes of sums of what sites have counted of their documents; sites answer in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from remote_run import RELATIONS
+from support import TINY
+
+from fedstrata.client.turn import Done, Order, is_exchange
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import JSON, State, Update
+from fedstrata.data.synthetic import generate
+from fedstrata.data.writers import write
+from fedstrata.engine.agreeing import info_of
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.prepare import prepare_client, prepare_server
+from fedstrata.engine.protocol import Turns
+from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.secure_mean import SecureAggregation
+from fedstrata.engine.simulated_identities import files_of, simulated_identities
+from fedstrata.wire import frame
+
+SUMMED = (
+    *(setting for setting in TINY if not setting.startswith("data.synthetic")),
+    *RELATIONS,
+    "method={name: layer_skipping, top: 1}",
+    "privacy={secure_aggregation: true, scores: summed}",
+    "federation.min_clients=1",
+)
+SITES = ("site-1", "site-2", "site-3", "site-4")
+Told = list[tuple[str, Mapping[str, Any]]]
+
+
+class Here(RemoteEngine):
+    """The server of sites that are in this process and have joined it; those that are away do not answer."""
+
+    def __init__(self, folder: Path, sites: Mapping[str, RemoteClient], told: Told, run: str = "") -> None:
+        def listen(event: str, facts: Mapping[str, Any]) -> None:
+            told.append((event, facts))
+
+        experiment = prepare_server(read_source(None, list(SUMMED)), SITES)
+        super().__init__(experiment, folder, listen, names=SITES, cache_bytes=0, patience=0.0)
+        self.id = run = run or self.sums
+        self._sites, self.away = sites, set[str]()
+        self.more: Mapping[str, JSON] = {}  # what site-2 says beside what it is asked for
+        for name, site in sites.items():
+            site._workplace.run = run
+            self._greetings[name], self._known[name] = site.greeting, info_of(name, site.greeting)
+        self.counting = SecureAggregation(
+            experiment.privacy, run, folder, experiment.method, experiment.model
+        )
+
+    @property
+    def hub(self) -> Any:
+        return SimpleNamespace(present=[name for name in self._sites if name not in self.away])
+
+    def turns(self, orders: Iterable[Order]) -> Turns:
+        for order in orders:
+            site = self._sites[order.client]
+            assert site._secure is not None
+            assert is_exchange(order.handler)
+            done = site._secure.compute(order, site._site)
+            if self.more and order.client == "site-2" and isinstance(done, Done):
+                said = frame.decode(done.update, Update)
+                done = replace(
+                    done, update=frame.encode(Update(said.tensors, {**said.values, **self.more}, 1e308))
+                )
+            yield order, done
+
+    def scores(self, number: int, state: State | None = None) -> dict[str, Any]:
+        """Has the validation documents scored, with the model as it begins if no other is given."""
+        self._lost = set(self.away)
+        state = state or self._experiment.method.start(self._experiment.model)
+        return self.score(number, state, "validation", final=False)
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RemoteClient]:
+    """Four sites; in every third document nobody looked for relations, so that it cannot be scored."""
+    folder = tmp_path_factory.mktemp("sites")
+    write(generate(seed=1, sites=4, notes=24), folder / "notes", "jsonl")
+    for path in sorted((folder / "notes").rglob("*.jsonl")):
+        notes = [json.loads(line) for line in path.read_text().splitlines()]
+        for note in notes[::3]:
+            note |= {"relations": [], "lacks_relations": True}
+        path.write_text("".join(f"{json.dumps(note)}\n" for note in notes))
+    simulated_identities(folder, SITES)
+    data = (
+        "data.format=jsonl",
+        f"data.path={folder / 'notes'}",
+        "data.split={train: 0.4, validation: 0.4, test: 0.2}",
+    )
+    made = {}
+    for name in SITES:
+        (identity, lock), home = files_of(folder, name), folder / f"home of {name}"
+        experiment = prepare_client(read_source(None, [*SUMMED, *data]), name)
+        made[name] = RemoteClient(
+            experiment, name, home, lambda event, facts: None, identity=identity, lock=lock
+        )
+    return made
+
+
+def test_documents_that_cannot_be_scored_are_not_expected_in_a_sum(
+    sites: dict[str, RemoteClient], tmp_path: Path
+) -> None:
+    told: Told = []
+    for site in sites.values():
+        documents = site.greeting["documents"]
+        assert isinstance(documents, dict)
+        assert documents["validation"] == len(site._site.scored("validation"))
+    held = [len(site._site.documents.validation) for site in sites.values()]
+    assert sum(held) > sum(len(site._site.scored("validation")) for site in sites.values()) > 0
+    assert Here(tmp_path, sites, told).scores(1)["global"]["f1"] >= 0
+    assert not told
+
+
+def test_that_too_few_sites_can_hide_each_other_is_said(
+    sites: dict[str, RemoteClient], tmp_path: Path
+) -> None:
+    told: Told = []
+    server = Here(tmp_path, sites, told)
+    server.away = {"site-2", "site-4"}
+    assert server.scores(1)["global"] is None
+    ((event, facts),) = told
+    assert event == "warning"
+    assert facts["message"].endswith("needs 3 clients that have such documents, not 2: there are none")
+
+
+def test_a_model_that_was_scored_last_is_not_scored_again_with_other_sites(
+    sites: dict[str, RemoteClient], tmp_path: Path
+) -> None:
+    """A round that changes nothing leaves it as it was; the difference would be what one site has counted."""
+    told: Told = []
+    server = Here(tmp_path, sites, told)
+    first = server.scores(1)
+    assert first["global"]
+    server.away = {"site-2"}
+    assert server.scores(2) == first
+    assert not told
+
+
+def test_a_sum_that_a_killed_server_left_is_used_though_one_of_its_sites_is_not_back(
+    sites: dict[str, RemoteClient], tmp_path: Path
+) -> None:
+    told: Told = []
+    killed = Here(tmp_path, sites, told)
+    first = killed.scores(1)
+    assert (tmp_path / "secure_sums" / "00001-scores-validation-1").is_dir()
+    again = Here(tmp_path, sites, told, killed.sums)
+    del again._known["site-2"], again._greetings["site-2"]
+    assert again.scores(1)["global"] == first["global"]
+    assert not told
+
+
+def test_a_site_that_says_more_than_belongs_to_a_sum_is_not_in_it(
+    sites: dict[str, RemoteClient], tmp_path: Path
+) -> None:
+    """As a loss, with such a weight, it would be beyond all numbers that a record can hold."""
+    told: Told = []
+    server = Here(tmp_path, sites, told)
+    server.more = {"loss": 1e308}
+    assert server.scores(1)["global"]
+    ((event, facts),) = told
+    assert (event, facts["client"]) == ("client_failed", "site-2")
+    assert facts["message"] == "more came than what is said of a sum"
