@@ -55,7 +55,8 @@ REPORTING = ("layer_skipping", "fedtlu", "fl_llama", "local_only", "flora")
 
 SUMMED = (
     "method={name: fedavg}",
-    "privacy={secure_aggregation: true, range: 1000, ring: 24}",  # no range is widened, whose digits would travel
+    # So wide that none is widened, whose digits would travel.
+    "privacy={secure_aggregation: true, range: 1000, ring: 24}",
     "data.synthetic.sites=5",
 )
 """A run whose updates are masked and seen as sums alone."""
