@@ -16,6 +16,8 @@ UNMASKING, MESSAGES, QUANTIZATION = (
     f"{FOLDER}/quantization.py",
 )
 
+TURNS = "client/secure_turns.py"
+
 OF_ROSTERS = f"{TESTS}/test_false_rosters.py"
 OF_UNMASKING = f"{TESTS}/test_malicious_server.py"
 OF_CRASHES = f"{TESTS}/test_crashes.py"
@@ -24,6 +26,8 @@ OF_SHARES = f"{TESTS}/test_shares.py"
 OF_MESSAGES = f"{TESTS}/test_messages.py"
 OF_QUANTIZATION = f"{TESTS}/test_quantization.py"
 OF_IDENTITIES = "tests/privacy/test_identity.py"
+OF_COUNTS = "tests/engine/test_secure_attacks.py"
+OF_SITES = "tests/engine/test_secure_sites.py"
 
 MUTANTS = [
     Mutant(
@@ -223,6 +227,36 @@ MUTANTS = [
         "others may read an identity",
         [("core/files.py", "os.O_EXCL, 0o600)", "os.O_EXCL, 0o644)")],
         [OF_IDENTITIES],
+    ),
+    Mutant(
+        "updates are summed by the exchanges of scores, and scores by those of updates",
+        [(TURNS, "if terms.counts != is_scoring(order.handler) or ", "if ")],
+        [OF_COUNTS],
+    ),
+    Mutant(
+        "any documents are counted",
+        [(TURNS, "terms.sum.handler in COUNTED.values()", "True")],
+        [OF_COUNTS],
+    ),
+    Mutant(
+        "a session of scores answers the exchanges of updates",
+        [(TURNS, "session.terms.counts)\n", "is_scoring(order.handler))\n")],
+        [OF_COUNTS],
+    ),
+    Mutant(
+        "scores are told in the clear as well",
+        [("engine/site_scoring.py", "self.tells and masked == private.secure_aggregation", "self.tells")],
+        [OF_SITES],
+    ),
+    Mutant(
+        "what is above 24 bits is part of a number",
+        [(QUANTIZATION, "[start : start + _BLOCK] << above >> above)", "[start : start + _BLOCK])")],
+        [OF_QUANTIZATION],
+    ),
+    Mutant(
+        "two parts of a counted number are one",
+        [(QUANTIZATION, "sum(limb << (_LIMB * place)", "sum(limb << (_LIMB * min(place, 1))")],
+        [OF_QUANTIZATION],
     ),
 ]
 

@@ -142,6 +142,34 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
 
 
 @pytest.mark.slow
+def test_a_site_whose_policy_is_against_a_run_does_not_join_it_and_tells_its_own_people_why(
+    tmp_path: Path, started: list[subprocess.Popen[str]]
+) -> None:
+    """The server hears that it refuses, and does not wait for it any more."""
+    (tmp_path / "run.yaml").write_text("name: run\n")
+    (tmp_path / "site.yaml").write_text("data:\n  synthetic: {sites: 2, notes: 12}\n  types: [drug]\n")
+    (tmp_path / "policy.yaml").write_text("# of the board\nmethods: [fedper]\nrounds: 2\n")
+    address, named = free_address(), ("--clients", ",".join(CLIENTS))
+    serve = ["serve", "--insecure", "--listen", address, *named, "--out", tmp_path / "served"]
+    settings = ("task={name: ner, types: [drug]}", "data.types=[drug]")
+    started.append(fedstrata(*serve, tmp_path / "run.yaml", *TINY, *SITES, *settings))
+    for client in CLIENTS:
+        join = ["join", "--insecure", "--server", address, "--client", client, "--home", tmp_path / client]
+        refused = fedstrata(*join, "--policy", tmp_path / "policy.yaml", tmp_path / "site.yaml")
+        told = refused.communicate(timeout=300)[1]
+        assert refused.returncode == 2
+        assert (
+            "methods: fedper here, and the server asks for layer_skipping  [from policy.yaml, line 2]" in told
+        )
+        assert "rounds: at most 2 here, and the server asks for 3  [from policy.yaml, line 3]" in told
+        assert not (tmp_path / client).exists(), "nothing was computed, and nothing kept"
+    told = started[0].communicate(timeout=300)[1]
+    assert started[0].returncode == 1
+    assert "clients do not join this run, by a policy of their site: site-1, site-2" in told
+    assert "fedper" not in told
+
+
+@pytest.mark.slow
 def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]]
 ) -> None:

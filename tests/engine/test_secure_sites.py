@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 from support import TINY
 
+from fedstrata.client.turn import SCORE, Done, Order
 from fedstrata.core.errors import ConfigurationError, FrameError
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Plan, Update
 from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client, prepare_server
 from fedstrata.engine.simulated_identities import files_of, simulated_identities
 from fedstrata.privacy.identity import Identity
+from fedstrata.wire import frame
 
 SECURE = "privacy.secure_aggregation=true"
 SITES = ("site-1", "site-2", "site-3")
@@ -69,6 +72,19 @@ def test_what_a_site_tells_of_its_scores_is_asked_for(tmp_path: Path, scores: st
     assert isinstance(documents, dict)
     assert documents["train"]
     assert bool(documents["test"]) == told
+
+
+@pytest.mark.parametrize("overrides", [(SECURE, "privacy.scores=summed"), (SECURE,), ()])
+def test_in_the_clear_a_site_tells_no_scores_that_are_summed_under_masks(
+    tmp_path: Path, overrides: tuple[str, ...]
+) -> None:
+    own = site(tmp_path, *overrides, named=bool(overrides))
+    model = own._experiment.model
+    plan = frame.encode(Plan(model.snapshot(model.names_outside([])), {"part": "test", "final": False}))
+    done = own._workplace.compute(Order("site-1", 1, SCORE, 1, plan), own._site, handle=own._handler(SCORE))
+    assert isinstance(done, Done)
+    told = frame.decode(done.update, Update)
+    assert bool(told.values["tally"]) == bool(told.weight) == (not overrides)
 
 
 def test_a_server_asks_no_fewer_than_can_hide_each_other() -> None:

@@ -55,10 +55,11 @@ REPORTING = ("layer_skipping", "fedtlu", "fl_llama", "local_only", "flora")
 
 SUMMED = (
     "method={name: fedavg}",
+    # So wide that none is widened, whose digits would travel.
     "privacy={secure_aggregation: true, range: 1000, ring: 24}",
     "data.synthetic.sites=5",
 )
-"""A run whose updates are masked and seen as sums alone; no range is widened, whose digits would travel."""
+"""A run whose updates are masked and seen as sums alone."""
 
 
 SLOW = pytest.mark.slow

@@ -21,6 +21,7 @@ from fedstrata.core.errors import BudgetSpentError, ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
+from fedstrata.engine.check import check_settings
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
@@ -347,6 +348,14 @@ def test_ranks_that_a_device_lacks_get_no_noise() -> None:
     beyond = tails(model.tensors(names), 2, 8)
     assert beyond
     assert not any(float(tensor.abs().max()) for pair in beyond for tensor in pair)
+
+
+def test_so_many_steps_that_no_noise_can_be_found_for_them_are_refused() -> None:
+    asked = ("privacy.sigma=null", "privacy.epsilon=4", "privacy.steps=100000", "federation.rounds=9")
+    checked = check_settings(read_source(None, [*TINY, *PRIVATE, *asked]))
+    assert "1100000 steps over all rounds are more than the 1000000" in checked.problems[0].message
+    fewer = check_settings(read_source(None, [*TINY, *PRIVATE, *asked, "federation.rounds=8"]))
+    assert not fewer.problems
 
 
 TASKS = {

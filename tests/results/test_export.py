@@ -228,6 +228,24 @@ def test_a_card_says_that_clients_have_kept_their_scores_and_not_that_there_are_
     assert "no test documents" not in str(text)
 
 
+@pytest.mark.parametrize("summed", [None, {"scores": "summed"}])
+def test_the_card_of_a_served_run_says_nothing_of_documents_that_the_server_has_never_seen(
+    run_once: RunTiny, summed: dict[str, str] | None
+) -> None:
+    """A server without data of its own has the synthetic notes in its settings, which nobody trained on."""
+    result = open_result(run_once("federation.rounds=1").folder)
+    served = {**result.start, "id": "0123456789abcdef", "data": None, "secure_aggregation": summed}
+    clients = dict.fromkeys(served["clients"], "a")
+    text = str(card_of(Facts(replace(result, start=served), "tagger", None, None, clients)))
+    text = " ".join(text.split())
+    assert "Documents of the clients, which only they have seen. Clients were processes of their own" in text
+    assert "A model can give away text that it was trained on" in text
+    for wrong in ("ynthetic", "simulated in one process", "no text of a patient"):
+        assert wrong not in text
+    assert ("secure aggregation" in text) == ("nobody has seen those of a single client" in text)
+    assert ("secure aggregation" in text) == bool(summed)
+
+
 def test_a_folder_in_use_is_left_alone(run_once: RunTiny, tmp_path: Path) -> None:
     done = run_once("federation.rounds=1")
     with pytest.raises(ConfigurationError, match="not an empty folder"):

@@ -190,11 +190,11 @@ class ClientLine(Line):
             warn=_warn,
         )
 
-    def settings(self) -> Mapping[str, Any]:
-        """Returns what the server says of the run; raises as `sessions`."""
+    def settings(self, *, refused: bool = False) -> Mapping[str, Any]:
+        """Returns what the server says of the run, or tells it that it is refused; raises as `sessions`."""
         from fedstrata.transport.membership import settings_of  # noqa: PLC0415 - heavy
 
-        return settings_of(self.server, self.client, *self._access(), _warn)
+        return settings_of(self.server, self.client, *self._access(), _warn, refused=refused)
 
     def _access(self) -> tuple[str | None, Certificates | None, Timing]:
         from fedstrata.transport.credentials import read_token  # noqa: PLC0415 - heavy

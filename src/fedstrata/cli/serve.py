@@ -19,7 +19,7 @@ from fedstrata.cli.options import (
     sort_arguments,
 )
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, PolicyError, Problem
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.source import Source
@@ -90,6 +90,9 @@ def join(
         Path | None, typer.Option(help="This site's identity (fedstrata keys new), for secure aggregation.")
     ] = None,
     lock: Annotated[Path | None, typer.Option(help="Whom this site sums with (fedstrata keys lock).")] = None,
+    policy: Annotated[
+        Path | None, typer.Option(help="What this site allows, YAML; a run that asks for more is refused.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Take part in a federation that a server runs; texts and labels stay here.
@@ -100,16 +103,28 @@ def join(
     Example: fedstrata join site.yaml --server 10.0.0.1:7447 --client north --token token
     --certificate north.pem --key north.key --authority server.pem
     """
-    from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415 - heavy
+    from fedstrata.engine.check import check_settings  # noqa: PLC0415 - heavy
+    from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
     from fedstrata.engine.shared_settings import with_shared  # noqa: PLC0415
+    from fedstrata.engine.site_policy import PolicyGuard  # noqa: PLC0415
 
+    guard = PolicyGuard.read(policy) if policy is not None else None
     session_of = line.sessions()
     source = _site(*sort_arguments(arguments or []))
     typer.echo(f"asking {line.server} what is to be trained")
     source = with_shared(source, line.settings())
-    experiment = prepare_client(source, line.client)
-    remote = RemoteClient(experiment, line.client, home, _tell, identity=identity, lock=lock)
+    try:
+        if guard is not None:
+            guard.require_settings(check_settings(source).settings)
+        experiment = prepare_client(source, line.client)
+        if guard is not None:
+            guard.require_experiment(experiment, line.client)
+    except PolicyError:
+        line.settings(refused=True)
+        raise
+    files = {"identity": identity, "lock": lock}
+    remote = RemoteClient(experiment, line.client, home, _tell, **files, policy=guard)
     try:
         remote.take_part(session_of)
     except KeyboardInterrupt:
@@ -153,7 +168,7 @@ def _tell(event: str, facts: Any) -> None:
         typer.echo(f"round {facts['round']}: {facts['handler']}")
     elif event == "scoring":
         typer.echo(f"scoring the {facts['part']} split")
-    elif event == "budget_refused":
+    elif event in {"budget_refused", "policy_refused"}:
         typer.echo(facts["message"], err=True)
     elif event == "budget":
         typer.echo(budget_line(facts["clients"].popitem()[1], facts))

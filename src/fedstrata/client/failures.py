@@ -1,7 +1,8 @@
 """Which errors are a client's own, what may be said of them, and what a failure leaves.
 
 Only what can go wrong at one site and not at the next counts as a client's failure: training that diverges,
-a damaged frame or store (any `FedstrataError` but a wrong configuration and spent privacy), the disk and
+a damaged frame or store (any `FedstrataError` but a wrong configuration, spent privacy and what a site's
+policy does not allow), the disk and
 the network (`OSError`), and memory. Every other exception is a bug until shown otherwise: it would hit every
 client, and a run that took it for an absence would go on without saying what is wrong. It stops the run,
 whatever `federation.min_clients` is.
@@ -12,7 +13,12 @@ import traceback
 
 import torch
 
-from fedstrata.core.errors import BudgetSpentError, ConfigurationError, FedstrataError
+from fedstrata.core.errors import (
+    BudgetSpentError,
+    ConfigurationError,
+    FedstrataError,
+    PolicyRefusedError,
+)
 
 _OUT_OF_MEMORY = ("DefaultCPUAllocator: can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """How torch words a lack of memory where it raises a plain RuntimeError."""
@@ -26,7 +32,7 @@ def is_client_failure(error: Exception) -> bool:
         (True, False)
     """
     if isinstance(error, FedstrataError):
-        return not isinstance(error, ConfigurationError | BudgetSpentError)
+        return not isinstance(error, ConfigurationError | BudgetSpentError | PolicyRefusedError)
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY):
         return True
     return isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)

@@ -205,6 +205,7 @@ class SecureTurns:
             )
         if not terms.counts:
             require_own_terms(terms, self._workplace.privacy)
+            self._workplace.permit(replace(order, handler=terms.sum.handler))
         self._workplace.reserve()  # a site without room drops out before others count on its share
         identity, lock = self.pinned(order.client)
         folder = client_folder(self._workplace.folder, order.client)

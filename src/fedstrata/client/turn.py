@@ -158,6 +158,7 @@ class Workplace:
         run: The id of the run; none in a simulation, and as long as nobody has said it.
         apart: Whether it is a process of its own, so that what clients send leaves the machine.
         reserve: Has a site's budget reserve the run, before a turn; in a simulation the run itself does.
+        permit: Holds an order against a site's policy, before anything is computed for it.
     """
 
     method: Method
@@ -174,6 +175,7 @@ class Workplace:
     run: str | None = None
     apart: bool = False
     reserve: Callable[[], None] = lambda: None
+    permit: Callable[[Order], None] = lambda order: None
 
     @property
     def learnt(self) -> tuple[str, ...]:
@@ -226,6 +228,7 @@ class Workplace:
             mask: Makes of what the handler gives, and of how it trained if privately, what leaves the client;
                 what it gives itself leaves if none.
         """
+        self.permit(order)
         with self.ledger(order.client, order.round, order.handler, order.call) as book:
             return self._computed(order, site, line, handle, mask, book)
 

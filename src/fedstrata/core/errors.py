@@ -49,6 +49,13 @@ class BudgetRefusedError(BudgetSpentError):
     """
 
 
+class PolicyRefusedError(FedstrataError):
+    """A site's policy does not allow what a plan asks for.
+
+    The server hears the message, so it says nothing of the policy.
+    """
+
+
 class StepLostError(FedstrataError):
     """The server of a split model no longer has what the backward pass of a step needs; run it again."""
 
@@ -128,6 +135,10 @@ class ConfigurationError(FedstrataError):
         super().__init__(
             "\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)])
         )
+
+
+class PolicyError(ConfigurationError):
+    """A run asks for more than a site's policy allows."""
 
 
 def refuse(problems: Sequence[Problem]) -> None:

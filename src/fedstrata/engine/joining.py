@@ -40,6 +40,7 @@ from fedstrata.engine.agreeing import TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.budgets import SiteBudget
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.site_identity import secure_turns_of
+from fedstrata.engine.site_policy import PolicyGuard
 from fedstrata.engine.site_scoring import SiteScoring
 from fedstrata.engine.sites import sites_of
 from fedstrata.record.log import Listener
@@ -59,6 +60,7 @@ class RemoteClient:
         listen: Told of its progress.
         identity: Where its identity lies, with secure aggregation.
         lock: Where it says whom it sums with.
+        policy: What its site allows; all if none.
 
     Raises:
         ConfigurationError: There is no client of this name in the data, or it has not what secure aggregation
@@ -74,6 +76,7 @@ class RemoteClient:
         *,
         identity: Path | None = None,
         lock: Path | None = None,
+        policy: PolicyGuard | None = None,
     ) -> None:
         self._experiment, self._home, self._listen = experiment, home, listen
         self._trained, self._failure = 0, ""
@@ -99,6 +102,8 @@ class RemoteClient:
             privacy=experiment.privacy,
             apart=True,
         )
+        if policy is not None:
+            self._workplace.permit = lambda order: policy.permit(order, self._workplace.folder, listen)
         self._budget = SiteBudget(experiment, self._workplace, self._site, listen)
         self._scoring = SiteScoring(experiment, self._workplace, self._site, listen)
         files = (identity, lock)

@@ -35,6 +35,10 @@ IDLE = {
 """Settings of `training` that private training at a client has others for."""
 
 
+MOST_COMPOSED = 10**6
+"""Steps of a client for which noise is searched: that takes three minutes, and many times more gigabytes."""
+
+
 def settings_problems(settings: RunSettings, task: Task, method: Method | None) -> list[Problem]:
     """Returns why a run cannot be private as it asks, whatever its data are."""
     privacy = settings.privacy
@@ -52,6 +56,13 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
     if method is not None and (reason := _not_private(method, privacy.mechanism)):
         message = f"{privacy.mechanism!r} does not go with {method.name}: {reason}"
         found.append(Problem("privacy.mechanism", message))
+    steps = (privacy.steps or 1) * (settings.federation.rounds + privacy.spare_turns)
+    if privacy.epsilon is not None and steps > MOST_COMPOSED:
+        message = (
+            f"{steps} steps over all rounds are more than the {MOST_COMPOSED} for which noise can be worked "
+            "out from an epsilon; take fewer, or give sigma in its place"
+        )
+        found.append(Problem("privacy.steps", message))
     if privacy.by_unit:
         return [*found, *_of_local(settings, task)]
     if settings.federation.min_clients is not None and settings.federation.sample < 1:

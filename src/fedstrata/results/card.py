@@ -77,6 +77,7 @@ def card_of(facts: Facts) -> ModelCard:
         trained_tokenizer=isinstance(result.settings.model.tokenizer, TrainedTokenizer),
         test_documents=sum(result.start["clients"][client]["test"] for client in tested),
         score_tables=score_tables(result.scores),
+        summed=result.served and result.start.get("secure_aggregation") is not None,
         withheld=withheld_scores(result.start) if result.client is None else "",
         held_out=compared({facts.clients[site]: own for site, own in held_out.items()}),
         is_path=is_path,

@@ -61,7 +61,7 @@ class Result:
     @property
     def served(self) -> bool:
         """Whether clients were processes of their own, of whose documents the run's settings say nothing."""
-        return _is_served(self.start)
+        return self.start.get("id") is not None
 
     @property
     def scores(self) -> Mapping[str, float]:
@@ -97,7 +97,7 @@ def open_result(
     if unpacked:
         as_in_file = settings.model.model_copy(update={"quantization": None})
         settings = settings.model_copy(update={"model": as_in_file})
-    if _is_served(start):
+    if _is_in_parts(start):
         settings, task = _served_task(settings, start)
         began_with = {} if unpacked else start["ends"]
         model = _assembled(folder, settings, method, task, len(committed_rounds(events)), began_with)
@@ -126,7 +126,7 @@ def open_task(folder: Path, named_by: str) -> tuple[RunSettings, Task]:
     checked = check_settings(resumable(folder, None, (), named_by=named_by))
     method, settings = checked.require_sound(), checked.settings
     start = start_of(_finished(folder)) or {}
-    if _is_served(start):
+    if _is_in_parts(start):
         return _served_task(settings, start)
     trained = [name for name, parts in start["clients"].items() if parts["train"]]
     client = trained[0] if method.personal else None  # all have the same classes
@@ -198,8 +198,8 @@ def _task_of(saved: Path, checked: Checked) -> tuple[Task, ModelSettings, tuple[
     return checked.task.restored(labels), stored, labels
 
 
-def _is_served(start: Mapping[str, Any]) -> bool:
-    """Whether clients were processes of their own, so that no side had a whole model that it could save."""
+def _is_in_parts(start: Mapping[str, Any]) -> bool:
+    """Whether no side of the run had a whole model that it could save."""
     return "ends" in start
 
 

@@ -21,6 +21,8 @@ PROTOCOL = 4
 """Version of all that is said on the wire; both sides must have the same."""
 PACKAGE, NAME = "fedstrata.split", "Header"
 SERVICE, METHOD, SETTINGS = "fedstrata.split.Transport", "Converse", "Settings"
+REFUSED = b"refused"
+"""What a client says in place of nothing when it has heard the settings and does not join."""
 _LENGTH = struct.Struct("<H")
 _FIELDS = {
     "kind": "UINT32",

@@ -18,7 +18,7 @@ from fedstrata.core.types import JSON, Message
 from fedstrata.transport.admission import GREETING_BYTES, Admission
 from fedstrata.transport.agreement import Agreement, accept
 from fedstrata.transport.credentials import Certificates, Tokens, require_safe
-from fedstrata.transport.header import METHOD, SERVICE, SETTINGS, Header, Kind, pack
+from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS, Header, Kind, pack
 from fedstrata.transport.link import Link
 from fedstrata.transport.members import Arrival, Greeting, Member
 from fedstrata.transport.timing import Timing
@@ -85,6 +85,7 @@ class Hub:
         self._members: dict[str, Member] = {}
         self._lines: dict[str, grpc.ServicerContext] = {}
         self._losses: deque[Arrival] = deque()
+        self._refusing: set[str] = set()  # who has said that it does not join
         self.turns = count(1)
         self._next = 0
         self._beat = 0.0
@@ -166,6 +167,9 @@ class Hub:
                 self._let_go()
                 if not (missing := set(clients) - self._members.keys()):
                     return
+                if missing <= self._refusing:
+                    told = ", ".join(sorted(missing))
+                    raise LineError(f"clients do not join this run, by a policy of their site: {told}")
                 if (now := time.monotonic()) >= until:
                     told = ", ".join(sorted(missing))
                     raise LineError(f"clients have not joined within {seconds:g} s: {told}")
@@ -325,10 +329,14 @@ class Hub:
     def _tell_settings(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Says what the run is to a client that is about to join it."""
         try:
-            self._admission.client(context)
+            client = self._admission.client(context)
         except RefusedError as error:
             _logger.warning("%s", error)
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        if request == REFUSED:
+            with self._changed:
+                self._refusing.add(client)
+                self._changed.notify_all()
         return self._settings
 
     def _admit(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> tuple[Member, int]:
@@ -354,6 +362,7 @@ class Hub:
             )
             new = Member(client, secrets.token_hex(16), greeting, agreement, link)
             self._members[client] = new
+            self._refusing.discard(client)
             self._beat = 0.0  # it may give up sooner than all others
             self._changed.notify_all()
             return new, 0

@@ -23,7 +23,7 @@ from fedstrata.core.errors import (
 from fedstrata.core.types import JSON, Message
 from fedstrata.transport.agreement import Agreement, accept
 from fedstrata.transport.credentials import Certificates, require_safe
-from fedstrata.transport.header import METHOD, SERVICE, SETTINGS, Header, Kind, pack, unpack
+from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS, Header, Kind, pack, unpack
 from fedstrata.transport.link import Link
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
@@ -57,6 +57,8 @@ def settings_of(
     certificates: Certificates | None,
     timing: Timing,
     warn: Callable[[str], None] = lambda message: None,
+    *,
+    refused: bool = False,
 ) -> Mapping[str, JSON]:
     """Returns what a server says of the run to a client that is about to join it.
 
@@ -67,6 +69,7 @@ def settings_of(
         certificates: The client's certificate and whom it trusts; none for plain text on this machine.
         timing: How long to wait.
         warn: Told why the first attempt has failed, if it is made again.
+        refused: Whether it is told that the client does not join the run, by a rule of its own.
 
     Raises:
         RefusedError: The server does not know this client, or is none that trains.
@@ -75,7 +78,8 @@ def settings_of(
     require_safe(address, insecure=certificates is None, setting="--server")
     hint, cause = _PLAIN if certificates is None else _REFUSED, ""
     with _channel(address, certificates, timing.options(_SETTINGS_BYTES)) as channel:
-        ask = partial(channel.unary_unary(f"/{SERVICE}/{SETTINGS}"), b"", metadata=_metadata(client, token))
+        said, asked = REFUSED if refused else b"", channel.unary_unary(f"/{SERVICE}/{SETTINGS}")
+        ask = partial(asked, said, metadata=_metadata(client, token))
         for waits in (False, True):
             try:
                 data = ask(timeout=timing.reconnect, wait_for_ready=waits)

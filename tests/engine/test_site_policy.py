@@ -1,0 +1,188 @@
+"""A site's own policy: what of a run it is against, with the line, before the run and before each turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_client import PRIVATE
+from support import REPOSITORY, TINY
+
+from fedstrata.client.turn import SCORE, Done, Order
+from fedstrata.core.errors import ConfigurationError, PolicyError, PolicyRefusedError
+from fedstrata.core.settings.policy import SitePolicy
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Plan
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.prepare import prepare_client
+from fedstrata.engine.site_policy import BEGAN, PolicyGuard
+from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
+from fedstrata.wire import frame
+
+RUN = ("method={name: layer_skipping, top: 1}", "federation.rounds=5", "training.epochs=2")
+SECURE = "privacy.secure_aggregation=true"
+
+
+def guard(folder: Path, *lines: str) -> PolicyGuard:
+    """Returns a policy of these lines."""
+    path = folder / "policy.yaml"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return PolicyGuard.read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "overrides", "told"),
+    [
+        ("methods: [fedper, fedavg]", (), "fedper, fedavg here, and the server asks for layer_skipping"),
+        ("rounds: 4", (), "at most 4 here, and the server asks for 5"),
+        ("epochs: 1", (), "at most 1 here, and the server asks for 2"),
+        ("steps: 2", PRIVATE, "at most 2 here, and the server asks for 3"),
+        ("secure_aggregation: true", (), "demanded here, and the server asks for updates in the clear"),
+        ("scores: false", (), "what is counted of held-out documents stays here"),
+        ("scores: false", (SECURE, "privacy.scores=summed"), "what is counted of held-out documents stays"),
+        ("mechanisms: [joint, local]", (), "joint or local here, and the server asks for 'none'"),
+        ("mechanisms: [joint]", PRIVATE, "joint here, and the server asks for 'local'"),
+        ("units: [patient]", PRIVATE, "patient here, and the server asks for document"),
+        ("epsilon: 4", (), "at most 4 here, and the run has no differential privacy"),
+        ("delta: 0.00001", PRIVATE, "at most 1e-05 here, and the server asks for 0.01"),
+    ],
+)
+def test_a_run_that_asks_for_more_is_refused_with_the_line(
+    tmp_path: Path, line: str, overrides: tuple[str, ...], told: str
+) -> None:
+    own = [each for each in RUN if "epochs" not in each or not overrides or overrides[0] == SECURE]
+    settings = check_settings(read_source(None, [*TINY, *own, *overrides])).settings
+    with pytest.raises(PolicyError) as refused:
+        guard(tmp_path, "# of the board", line).require_settings(settings)
+    (problem,) = refused.value.problems
+    assert problem.path == line.partition(":")[0]
+    assert told in problem.message
+    assert problem.origin == "policy.yaml, line 2"
+
+
+def test_a_run_within_the_policy_goes_on_and_all_that_is_not_is_told_at_once(tmp_path: Path) -> None:
+    own = [*TINY, *PRIVATE, "method={name: layer_skipping, top: 1}", SECURE]
+    settings = check_settings(read_source(None, own)).settings
+    lines = ("methods: [layer_skipping]", "rounds: 2", "secure_aggregation: true", "scores: false")
+    more = ("mechanisms: [local]", "units: [document]", "delta: 0.01", "steps: 3", "epochs: 1")
+    guard(tmp_path, *lines, *more).require_settings(settings)
+    with pytest.raises(PolicyError) as refused:
+        guard(tmp_path, *lines, "mechanisms: [joint]", "units: [patient]").require_settings(settings)
+    assert [problem.origin for problem in refused.value.problems] == [
+        "policy.yaml, line 5",
+        "policy.yaml, line 6",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("methods: [fedagv]", r"methods: there is no method 'fedagv'; did you mean 'fedavg'\?"),
+        ("round: 3", r"round: unknown key; did you mean 'rounds'\?"),
+        ("hours: -1", "hours: must be greater than 0, not -1"),
+        ("models: [abc]", r"models\.0: must be text of the form"),
+        ("mechanisms: [none]", r"mechanisms\.0: must be 'local', 'central' or 'joint', not 'none'"),
+    ],
+)
+def test_a_policy_that_is_none_is_refused_with_the_line(tmp_path: Path, line: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{told}.*\[from policy.yaml, line 1\]"):
+        guard(tmp_path, line)
+
+
+def test_a_model_is_known_by_its_hash_which_a_refusal_names(tmp_path: Path) -> None:
+    experiment = prepare_client(read_source(None, [*TINY, *RUN]), "site-1")
+    with pytest.raises(PolicyError, match=r"models: the model of this run, [0-9a-f]{64}, is none") as refused:
+        guard(tmp_path, f"models: ['{64 * '0'}']").require_experiment(experiment, "site-1")
+    found = refused.value.problems[0].message.split("run, ")[1][:64]
+    guard(tmp_path, f"models: ['{found}']").require_experiment(experiment, "site-1")
+    other = prepare_client(read_source(None, [*TINY, *RUN, "seed=1"]), "site-1")
+    with pytest.raises(PolicyError):
+        guard(tmp_path, f"models: ['{found}']").require_experiment(other, "site-1")
+
+
+def test_an_epsilon_is_that_of_all_turns_that_the_noise_allows(tmp_path: Path) -> None:
+    experiment = prepare_client(read_source(None, [*TINY, *PRIVATE]), "site-1")
+    spends = experiment.privacy.epsilon("site-1", experiment.privacy.turns)
+    assert spends is not None
+    guard(tmp_path, f"epsilon: {spends}").require_experiment(experiment, "site-1")
+    with pytest.raises(PolicyError, match="epsilon: at most 1 here, and the run spends up to"):
+        guard(tmp_path, "epsilon: 1").require_experiment(experiment, "site-1")
+    quiet = prepare_client(read_source(None, [*TINY, *PRIVATE, "privacy.sigma=0"]), "site-1")
+    with pytest.raises(PolicyError, match="the run spends without bound"):
+        guard(tmp_path, "epsilon: 1").require_experiment(quiet, "site-1")
+
+
+class Joined:
+    """A site of a served run with a policy, which is asked for turns."""
+
+    def __init__(self, folder: Path, *lines: str) -> None:
+        self.heard: list[str] = []
+        experiment = prepare_client(read_source(None, [*TINY, *RUN]), "site-1")
+        own = guard(folder, *lines)
+        self.client = RemoteClient(experiment, "site-1", folder / "home", self._listen, policy=own)
+        self.folder = folder / "home" / "clients" / "site-1"
+        self._plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
+
+    def _listen(self, event: str, facts: Mapping[str, Any]) -> None:
+        if event == "policy_refused":
+            self.heard.append(facts["message"])
+
+    def ask(self, number: int, handler: str = "train") -> None:
+        order = Order("site-1", number, handler, 1, self._plan)
+        assert isinstance(self.client._workplace.compute(order, self.client._site), Done)
+
+
+def test_a_turn_that_asks_for_more_computes_nothing_and_the_server_hears_no_more(tmp_path: Path) -> None:
+    site = Joined(tmp_path, "rounds: 1", "handlers: [train]")
+    site.ask(1)
+    before = (site.folder / LEDGER).read_bytes()
+    for number, handler in ((2, "train"), (1, "round")):
+        with pytest.raises(PolicyRefusedError) as refused:
+            site.ask(number, handler)
+        assert str(refused.value) == "this site's policy does not allow it; nothing was computed"
+    assert (site.folder / LEDGER).read_bytes() == before
+    assert site.heard == [
+        "rounds: at most 1 here, and this is round 2  [from policy.yaml, line 1]",
+        "handlers: train here, and the server asks for round  [from policy.yaml, line 2]",
+    ]
+
+
+def test_no_turn_begins_once_so_much_has_left(tmp_path: Path) -> None:
+    site = Joined(tmp_path, "megabytes_up: 0.01")
+    site.ask(1)
+    sent = sum(line["bytes"] for line in read_ledger(site.folder / LEDGER))
+    assert sent > 0.01 * 2**20
+    with pytest.raises(PolicyRefusedError):
+        site.ask(2)
+    assert f"and {sent / 2**20:.4g} have left in this run" in site.heard[0]
+
+
+def test_no_turn_begins_once_a_run_has_gone_on_for_so_long(tmp_path: Path) -> None:
+    """By the clock of its first turn, which outlives the process."""
+    site = Joined(tmp_path, "hours: 2")
+    site.ask(1)
+    site.ask(2)
+    began = json.loads((site.folder / BEGAN).read_text())["seconds"]
+    (site.folder / BEGAN).write_text(json.dumps({"seconds": began - 7201}))
+    with pytest.raises(PolicyRefusedError):
+        site.ask(3)
+    assert site.heard[0].startswith("hours: at most 2 here, and the run began 2 hours ago")
+
+
+def test_scores_are_no_handler_of_a_method(tmp_path: Path) -> None:
+    own = guard(tmp_path, "handlers: [train]", "rounds: 1")
+    own.permit(Order("site-1", 2, SCORE, 1, frame.encode(Plan())), tmp_path, lambda event, facts: None)
+
+
+def test_the_policy_of_the_documentation_is_one(tmp_path: Path) -> None:
+    text = (REPOSITORY / "docs" / "site_policy.md").read_text()
+    example = text.split("```yaml\n")[1].split("```")[0]
+    assert set(SitePolicy.model_fields) - {line.partition(":")[0] for line in example.splitlines()} == {
+        "models",
+        "steps",
+    }
+    guard(tmp_path, *example.splitlines())
