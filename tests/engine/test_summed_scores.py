@@ -50,6 +50,7 @@ class Here(RemoteEngine):
         self.id = run = run or self.sums
         self._sites, self.away = sites, set[str]()
         self.more: Mapping[str, JSON] = {}  # what site-2 says beside what it is asked for
+        self.as_if = ""  # the name of another sum's handler, of which site-2 says that it speaks
         for name, site in sites.items():
             site._workplace.run = run
             self._greetings[name], self._known[name] = site.greeting, info_of(name, site.greeting)
@@ -67,6 +68,10 @@ class Here(RemoteEngine):
             assert site._secure is not None
             assert is_exchange(order.handler)
             done = site._secure.compute(order, site._site)
+            if self.as_if and order.client == "site-2" and isinstance(done, Done):
+                said = frame.decode(done.update, Update)
+                text = json.dumps(said.values).replace("scores/validation", self.as_if)
+                done = replace(done, update=frame.encode(Update(said.tensors, json.loads(text))))
             if self.more and order.client == "site-2" and isinstance(done, Done):
                 said = frame.decode(done.update, Update)
                 done = replace(
@@ -157,6 +162,18 @@ def test_a_sum_that_a_killed_server_left_is_used_though_one_of_its_sites_is_not_
     del again._known["site-2"], again._greetings["site-2"]
     assert again.scores(1)["global"] == first["global"]
     assert not told
+
+
+def test_a_site_that_speaks_of_another_sum_is_lost_to_this_one_alone(
+    sites: dict[str, RemoteClient], tmp_path: Path
+) -> None:
+    told: Told = []
+    server = Here(tmp_path, sites, told)
+    server.as_if = "scores/test"
+    assert server.scores(1)["global"]
+    ((event, facts),) = told
+    assert (event, facts["client"]) == ("client_failed", "site-2")
+    assert facts["message"] == "what came is of another site, or of another sum"
 
 
 def test_a_site_that_says_more_than_belongs_to_a_sum_is_not_in_it(

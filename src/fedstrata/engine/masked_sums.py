@@ -47,6 +47,7 @@ from fedstrata.privacy.secure_sum.messages import (
     MeanTerms,
     ReleasedShares,
     SentShares,
+    SumName,
 )
 from fedstrata.privacy.secure_sum.quantization import unpacked
 from fedstrata.privacy.secure_sum.refusals import NotFinished
@@ -169,7 +170,7 @@ class MaskedSums:
         for info, update in cohort.inputs(exchange_for(terms, INPUT), terms.sum.handler, plan_of):
             if (masked := _unpacked(cohort, info.id, update, shapes, terms.ring)) is None:
                 continue
-            for which, own in _heard(cohort, info.id, masked, MaskedInput, servers, shapes).items():
+            for which, own in _heard(cohort, info.id, masked, MaskedInput, names, shapes).items():
                 servers[which].add(own, masked.tensors)
         place.mkdir(exist_ok=True)
         write_atomically(place / TERMS, [terms.model_dump_json().encode()])
@@ -218,10 +219,11 @@ class MaskedSums:
         sums: Collection[str] | None = None,
     ) -> dict[str, dict[str, Said]]:
         """Returns what each client says of each sum in one exchange; who is lost is not among them."""
-        found, counted, sums = {}, turn in (CONSISTENCY, UNMASK), sums or names_of(terms)
+        found, counted = {}, turn in (CONSISTENCY, UNMASK)
+        names = {which: name for which, name in names_of(terms).items() if which in (sums or (which,))}
         own, call = exchange_for(terms, turn), terms.sum.call
         for client, update in cohort.exchange(own, call, clients, message_of, counted=counted):
-            if said := _heard(cohort, client, update, kind, sums):
+            if said := _heard(cohort, client, update, kind, names):
                 found[client] = said
         return found
 
@@ -272,16 +274,18 @@ def _heard(
     client: str,
     update: Update,
     kind: type[Said],
-    sums: Collection[str],
+    names: Mapping[str, SumName],
     shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
 ) -> dict[str, Said]:
     """Returns what a client says of these sums; nothing of one that says something else, which is lost."""
     try:
         if update.values.keys() != {"sums"}:
             raise FrameError("more came than what is said of a sum")  # as a loss it would count
-        said = read_said(update.values, kind, sums, update.tensors, shapes)
-        if any(getattr(each, "site", client) != client for each in said.values()):
-            raise FrameError("what came is of another site")
+        said = read_said(update.values, kind, names, update.tensors, shapes)
+        for which, each in said.items():
+            of = getattr(each, "sum", None), getattr(each, "site", client)
+            if of != (names[which], client):
+                raise FrameError("what came is of another site, or of another sum")
     except FrameError as error:
         cohort.reject(client, error)
         return {}
