@@ -199,7 +199,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, notes: Path, 
     assert resumed.summary["metrics"] == whole.summary["metrics"]
     # The file that left the pairs open fits the run, and one that names others does not.
     resumable(tmp_path / "short", None, ["task.modifiers=auto", "federation.rounds=3"])
-    with pytest.raises(ConfigurationError, match=r"task\.modifiers\.drug: is \['drug'\]"):
+    with pytest.raises(ConfigurationError, match=r"task\.modifiers\.drug: is \[drug\]"):
         resumable(tmp_path / "short", None, ["task.modifiers={drug: [drug]}"])
     file = next((notes / "north").iterdir())
     file.write_text(file.read_text().replace('"label": "MODIFY"', '"label": "OVERLAP"', 1))
