@@ -106,8 +106,8 @@ MUTANTS = [
         [
             (
                 ROWS,
-                "found: Tensor = torch.stack([_lengths(own) for _, own in there]).norm(dim=0) * scales",
-                "found: Tensor = torch.stack([_lengths(own) for _, own in there]).amax(dim=0) * scales",
+                "torch.stack([_lengths(own) for own in gradients]).norm(dim=0)",
+                "torch.stack([_lengths(own) for own in gradients]).amax(dim=0)",
             )
         ],
         [f"{OF_CLIPPING}::test_rows_at_once_are_the_rows_one_by_one"],
