@@ -240,8 +240,8 @@ MUTANTS = [
         [
             (
                 CLIPPING,
-                "            yield [self._rows_of(",
-                "            if not len(drawn):\n                continue\n            yield [self._rows_of(",
+                "            rows = [self._rows_of(",
+                "            if not len(drawn):\n                continue\n            rows = [self._rows_of(",
             )
         ],
         [f"{OF_UNITS}::test_the_rate_is_of_declared_units_whoever_is_there"],
@@ -257,8 +257,8 @@ MUTANTS = [
             (CLIPPING, "        self.begin()\n        rate", "        rate"),
             (
                 CLIPPING,
-                "for index in drawn]\n\n    def _rows_of",
-                "for index in drawn]\n        self.begin()\n\n    def _rows_of",
+                "adds nothing\n\n    def _rows_of",
+                "adds nothing\n        self.begin()\n\n    def _rows_of",
             ),
         ],
         [
