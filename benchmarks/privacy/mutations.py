@@ -240,8 +240,8 @@ MUTANTS = [
         [
             (
                 CLIPPING,
-                "            rows = [self._rows_of(",
-                "            if not len(drawn):\n                continue\n            rows = [self._rows_of(",
+                "            rows = [self",
+                "            if not len(drawn):\n                continue\n            rows = [self",
             )
         ],
         [f"{OF_UNITS}::test_the_rate_is_of_declared_units_whoever_is_there"],
