@@ -283,7 +283,7 @@ MUTANTS = [
     ),
     Mutant(
         "a unit that is not finite is in the sum",
-        [(CLIPPING, "if math.isfinite(norm) and there:", "if there:")],
+        [(CLIPPING, "if math.isfinite(norm):", "if True:")],
         [f"{OF_CLIPPING}::test_one_unit_moves_the_sum_by_at_most_the_clip"],
     ),
     Mutant(

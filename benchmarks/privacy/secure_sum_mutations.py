@@ -230,7 +230,7 @@ MUTANTS = [
     ),
     Mutant(
         "updates are summed by the exchanges of scores, and scores by those of updates",
-        [(TURNS, "if terms.counts != is_scoring(order.handler) or ", "if ")],
+        [(TURNS, "if own != _place_of(terms) or", "if own[:3] != _place_of(terms)[:3] or")],
         [OF_COUNTS],
     ),
     Mutant(
@@ -240,7 +240,7 @@ MUTANTS = [
     ),
     Mutant(
         "a session of scores answers the exchanges of updates",
-        [(TURNS, "session.terms.counts)\n", "is_scoring(order.handler))\n")],
+        [(TURNS, "own != _place_of(session.terms)", "own[:3] != _place_of(session.terms)[:3]")],
         [OF_COUNTS],
     ),
     Mutant(

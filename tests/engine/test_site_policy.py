@@ -174,8 +174,11 @@ def test_no_turn_begins_once_a_run_has_gone_on_for_so_long(tmp_path: Path) -> No
 
 
 def test_scores_are_no_handler_of_a_method(tmp_path: Path) -> None:
-    own = guard(tmp_path, "handlers: [train]", "rounds: 1")
-    own.permit(Order("site-1", 2, SCORE, 1, frame.encode(Plan())), tmp_path, lambda event, facts: None)
+    own, heard = guard(tmp_path, "handlers: [train]", "rounds: 1", "hours: 1"), []
+    order = Order("site-1", 2, SCORE, 1, frame.encode(Plan()))
+    own.permit(order, tmp_path, lambda event, facts: heard.append(event))
+    assert not heard
+    assert not list(tmp_path.rglob(BEGAN)), "no turn of the run has begun"
 
 
 def test_the_policy_of_the_documentation_is_one(tmp_path: Path) -> None:

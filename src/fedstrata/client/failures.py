@@ -2,10 +2,9 @@
 
 Only what can go wrong at one site and not at the next counts as a client's failure: training that diverges,
 a damaged frame or store (any `FedstrataError` but a wrong configuration, spent privacy and what a site's
-policy does not allow), the disk and
-the network (`OSError`), and memory. Every other exception is a bug until shown otherwise: it would hit every
-client, and a run that took it for an absence would go on without saying what is wrong. It stops the run,
-whatever `federation.min_clients` is.
+policy does not allow), the disk and the network (`OSError`), and memory. Every other exception is a bug until
+shown otherwise: it would hit every client, and a run that took it for an absence would go on without saying
+what is wrong. It stops the run, whatever `federation.min_clients` is.
 """
 
 import gc

@@ -196,8 +196,9 @@ class SecureTurns:
     def _keys(self, order: Order) -> dict[str, BaseModel]:
         """Begins a mean, which has to be what the order says that it is: by its name it is released once."""
         terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
-        own = self._workplace.run or terms.sum.run, order.round, order.call
-        if terms.counts != is_scoring(order.handler) or own != _place_of(terms) or not self._is_summed(terms):
+        run = self._workplace.run or terms.sum.run
+        own = run, order.round, order.call, is_scoring(order.handler)
+        if own != _place_of(terms) or not self._is_summed(terms):
             raise WrongSum(
                 f"a sum is to begin as {terms.sum}, and what is asked for is run {own[0]}, round {own[1]}, "
                 f"call {own[2]} of {'scores' if terms.counts else 'a handler of the method'}; nothing was "
@@ -333,8 +334,8 @@ class SecureTurns:
     def _session(self, order: Order) -> _Session:
         session = self._sessions.get(order.client)
         run = self._workplace.run or (session.terms.sum.run if session else "")
-        own = None if session is None else (*_place_of(session.terms), session.terms.counts)
-        if session is None or own != (run, order.round, order.call, is_scoring(order.handler)):
+        own = run, order.round, order.call, is_scoring(order.handler)
+        if session is None or own != _place_of(session.terms):
             raise SessionLost(
                 f"the process of {order.client} has nothing of this sum: it has begun none, or another one, "
                 "or was started again since; it has dropped out of it"
@@ -361,6 +362,6 @@ def _wrong_identity(client: str, identity: Identity, own: Path, lock: Lock, know
     return f"{known} has not the identity in {own} under {client!r}; write its public half there"
 
 
-def _place_of(terms: MeanTerms) -> tuple[str, int, int]:
-    """Returns the run, the round and the call of a mean."""
-    return terms.sum.run, terms.sum.round, terms.sum.call
+def _place_of(terms: MeanTerms) -> tuple[str, int, int, bool]:
+    """Returns the run, the round and the call of a sum, and whether it is of what was counted."""
+    return terms.sum.run, terms.sum.round, terms.sum.call, terms.counts

@@ -262,7 +262,12 @@ class Passes:
         norms = [lengths(gradient, 0) for gradient in gradients]
         norm = float(torch.stack(norms).norm()) * scale if norms else 0.0
         self.clipped += not norm <= self._clip
-        if math.isfinite(norm) and there:
+        if there:
+            self._add_clipped(totals, gradients, norm, scale)
+
+    def _add_clipped(self, totals: list[Tensor], gradients: list[Tensor], norm: float, scale: float) -> None:
+        """Adds a unit's gradients times a scale, cut to the clip; nothing of those that are not finite."""
+        if math.isfinite(norm):
             self._add(totals, gradients, scale * min(1.0, self._clip / max(norm, SHORTEST)))
 
     def _nothing(self, parameter: Parameter) -> Tensor:

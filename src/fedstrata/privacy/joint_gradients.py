@@ -6,7 +6,6 @@ client's model stays as it came, and the server takes the step (`fedstrata.engin
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +21,7 @@ from fedstrata.core.model import Model
 from fedstrata.privacy.clipping import Passes, UnitGradients
 from fedstrata.privacy.joint import JointNoise, Rounding, round_
 from fedstrata.privacy.randomness import Randomness
-from fedstrata.privacy.row_gradients import SHORTEST, RowGradients, norms_of_rows, of_row
+from fedstrata.privacy.row_gradients import RowGradients, norms_of_rows, of_row
 from fedstrata.privacy.secure_sum.messages import RING
 
 
@@ -95,9 +94,8 @@ class _RoundedPasses(Passes):
         """Adds the gradients of rows, each rounded by itself; returns how long they were."""
         there = [(total, own) for total, own in zip(self.sums, gradients, strict=True) if own is not None]
         norms = norms_of_rows([own for _, own in there]) * scales
+        totals = [total for total, _ in there]
         for row, (norm, scale) in enumerate(zip(norms.tolist(), scales.tolist(), strict=True)):
-            if math.isfinite(norm):
-                factor = scale * min(1.0, self._clip / max(norm, SHORTEST))
-                own = [of_row(each, row, total.shape) for total, each in there]
-                self._add([total for total, _ in there], own, factor)
+            own = [of_row(each, row, total.shape) for total, each in there]
+            self._add_clipped(totals, own, norm, scale)
         return norms
