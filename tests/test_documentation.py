@@ -129,7 +129,7 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
             assert behind.pop().returncode == 0, complained
         ran.append(arguments[0])
     verbs = ["synth", "plan", "run", "run", "predict", "score", "export", "run", "report", "compare"]
-    apart = ["serve", "join", "join", "join"]
+    apart = ["federation", "serve", "join", "join", "join"]
     assert ran == [
         *verbs,
         *apart,
@@ -141,7 +141,7 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
     ]  # a page goes on in its folder
     assert (tmp_path / "scores.json").exists()
     assert (tmp_path / "both.html").exists()
-    assert len(list(tmp_path.glob("fedstrata-client/run-*/clients/*/model/model.safetensors"))) == 3
+    assert len(list(tmp_path.glob("hospitals/sites/*/home/run-*/clients/*/model/model.safetensors"))) == 3
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
 
 

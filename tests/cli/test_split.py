@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import socket
 import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 import trustme
 from divided import texts_of
+from processes import fedstrata, free_address, read_until
 from support import TINY, RunTiny, assert_same_tensors, finished
 from typer.testing import CliRunner
 
@@ -27,25 +24,6 @@ from fedstrata.results.result import open_result
 SITES = ("data.synthetic.sites=2", "data.synthetic.notes=12", "federation.rounds=3")
 METHOD = "method={name: fl_llama, mode: client_batch}"
 CLIENTS = ("site-1", "site-2")
-
-
-def fedstrata(*arguments: str | Path, threads: int = 1) -> subprocess.Popen[str]:
-    """Starts the command."""
-    command = [sys.executable, "-u", "-m", "fedstrata", *map(str, arguments)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "COLUMNS": "200"}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
-@pytest.fixture
-def started() -> Iterator[list[subprocess.Popen[str]]]:
-    """Processes that must not outlive the test."""
-    processes: list[subprocess.Popen[str]] = []
-    yield processes
-    for process in processes:
-        process.kill()
-        process.communicate()
 
 
 def credentials(folder: Path) -> dict[str, list[str]]:
@@ -66,22 +44,6 @@ def credentials(folder: Path) -> dict[str, list[str]]:
     tokens.chmod(0o600)
     options["server"] += ["--tokens", str(tokens)]
     return options
-
-
-def free_address() -> str:
-    """Returns an address of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"localhost:{probe.getsockname()[1]}"
-
-
-def read_until(process: subprocess.Popen[str], line: str) -> None:
-    """Reads what a process says up to a line that begins so."""
-    assert process.stdout is not None
-    for said in process.stdout:
-        if said.startswith(line):
-            return
-    raise AssertionError(process.stderr.read() if process.stderr else "")
 
 
 @pytest.mark.slow

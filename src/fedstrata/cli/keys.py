@@ -37,8 +37,7 @@ def new(
         typer.echo(f"{path} is the key of the budget that lies beside it under the same name, with .db")
         typer.echo("keep both: under another key nobody is found again, nor what was spent")
         return
-    require_identities()
-    from fedstrata.privacy.identity import Identity  # noqa: PLC0415 - optional
+    from fedstrata.privacy.identity import Identity  # noqa: PLC0415 - heavy
 
     _tell(Identity.create(path).public)
 
@@ -52,8 +51,7 @@ def show(
 
     Example: fedstrata keys show north.identity
     """
-    require_identities()
-    from fedstrata.privacy.identity import Identity  # noqa: PLC0415 - optional
+    from fedstrata.privacy.identity import Identity  # noqa: PLC0415 - heavy
 
     _tell(Identity.read(path).public)
 
@@ -71,9 +69,8 @@ def lock(
 
     Example: fedstrata keys lock federation.lock north=ed25519:58... south=ed25519:a1... east=ed25519:3c...
     """
-    require_identities()
     from fedstrata.core.settings.privacy import LEAST_SITES  # noqa: PLC0415 - not for --help
-    from fedstrata.privacy.federation_lock import lock_of, write_lock  # noqa: PLC0415 - optional
+    from fedstrata.privacy.federation_lock import lock_of, write_lock  # noqa: PLC0415 - heavy
     from fedstrata.privacy.identity import fingerprint  # noqa: PLC0415
     from fedstrata.record.words import plural  # noqa: PLC0415
 
@@ -92,19 +89,8 @@ def lock(
         )
 
 
-def require_identities() -> None:
-    """Checks that what identities need is installed.
-
-    Raises:
-        ConfigurationError: It is not.
-    """
-    from fedstrata.privacy.accounting import require_ciphers  # noqa: PLC0415 - heavy
-
-    require_ciphers("")
-
-
 def _tell(public: bytes) -> None:
-    from fedstrata.privacy.identity import fingerprint, public_text  # noqa: PLC0415 - optional
+    from fedstrata.privacy.identity import fingerprint, public_text  # noqa: PLC0415 - heavy
 
     typer.echo(f"public half: {public_text(public)}")
     typer.echo(f"fingerprint: {fingerprint(public)}")

@@ -96,11 +96,8 @@ def _witnessed(ledger: Path, witnessed: Path | None, lock: Path | None) -> dict[
     if witnessed is None or lock is None:
         given, missing = ("--lock", "--witnessed") if witnessed is None else ("--witnessed", "--lock")
         raise ConfigurationError([Problem(given, f"says nothing without {missing}")])
-    from fedstrata.cli.keys import require_identities  # noqa: PLC0415 - heavy
+    from fedstrata.privacy.federation_lock import read_lock  # noqa: PLC0415 - heavy
     from fedstrata.privacy.ledger_verification import read_ledger  # noqa: PLC0415
-
-    require_identities()
-    from fedstrata.privacy.federation_lock import read_lock  # noqa: PLC0415 - optional
     from fedstrata.privacy.ledger_witness import heads_witnessed  # noqa: PLC0415
 
     first = next(read_ledger(ledger), None)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin, get_type_hints
 
 import typer
 
-from fedstrata.cli.options import number, seconds
+from fedstrata.cli.options import number, seconds, sort_arguments, sort_files
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from fedstrata.engine.agreeing import Agreements
     from fedstrata.transport.credentials import Certificates, Tokens
     from fedstrata.transport.hub import Hub
+    from fedstrata.transport.kit import Kit
     from fedstrata.transport.membership import Membership
     from fedstrata.transport.timing import Timing
 
 LOOPBACK = "127.0.0.1:7447"
+_SOON = 30
+"""Days before its end at which a certificate is spoken of."""
+_PEM = ("certificate", "key", "authority")
 _TLS = "certificate, key and authority"
 
 
@@ -45,6 +49,26 @@ class Line:
     reconnect: Annotated[float, seconds("for the other side to come back after a connection broke.")] = 60
     keepalive: Annotated[float, seconds("between signs of life of an idle connection.")] = 20
     delay: Annotated[float, seconds("to hold back every message, as a slow network would.", 0.0)] = 0
+    kit: Any = None  # a `Kit`, whose module is heavy
+    configuration: ClassVar[str] = ""
+
+    @classmethod
+    def of_kit(cls, kit: Kit) -> dict[str, Any]:
+        """Returns the options that a kit gives; those of the command line go before them.
+
+        Raises:
+            ConfigurationError: It is the other side's.
+        """
+        return {option: kit.file(f"{name}.pem") for option, name in zip(_PEM, _PEM, strict=True)}
+
+    def sorted(self, arguments: list[str] | None) -> tuple[Path | None, list[str]]:
+        """Tells the configuration file, the kit's if none is named, from what overrides it."""
+        file, overrides = sort_arguments(arguments or [])
+        return file or self.kept(self.configuration), overrides
+
+    def kept(self, name: str) -> Path | None:
+        """Returns a file of the kit that was named; none if there is none, or no kit."""
+        return self.kit.file(name) if self.kit else None
 
     def _certificates(self) -> Certificates | None:
         """Returns the certificates; none where plain text was asked for.
@@ -61,7 +85,10 @@ class Line:
         if not (self.certificate and self.key and self.authority):
             message = f"needed: {_TLS}; or --insecure, between processes of one machine"
             raise ConfigurationError([Problem("--certificate", message)])
-        return Certificates(self.certificate, self.key, self.authority)
+        found = Certificates(self.certificate, self.key, self.authority)
+        if found.days_left < _SOON:
+            _warn(f"{self.certificate} holds for {found.days_left:.1f} more days: fedstrata federation renew")
+        return found
 
     def _timing(self) -> Timing:
         """Returns how long to wait."""
@@ -119,7 +146,10 @@ class Guests:
 class ServerLine(Line):
     """The options of a server."""
 
-    listen: Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST:PORT")] = LOOPBACK
+    listen: Annotated[
+        str | None,
+        typer.Option(help=f"Address to listen on; {LOOPBACK} when not given.", metavar="HOST:PORT"),
+    ] = None
     tokens: Annotated[Path | None, _file("A client and its token in each line; readable by you alone.")] = (
         None
     )
@@ -134,6 +164,21 @@ class ServerLine(Line):
     ] = 1024
     megabytes: Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=2047)] = 1024
 
+    configuration: ClassVar[str] = "run.yaml"
+
+    @classmethod
+    def of_kit(cls, kit: Kit) -> dict[str, Any]:
+        """Returns the options that a server's kit gives; raises as the line's."""
+        if (client := kit.settings.client) is not None:
+            message = f"{kit.folder} is the kit of site {client!r}, and not the server's"
+            raise ConfigurationError([Problem("", message)])
+        return {**super().of_kit(kit), "listen": kit.settings.listen, "tokens": kit.file("tokens")}
+
+    @property
+    def address(self) -> str:
+        """The address to listen on."""
+        return self.listen or LOOPBACK
+
     def guests(self) -> Guests:
         """Returns who may join.
 
@@ -143,7 +188,7 @@ class ServerLine(Line):
         """
         from fedstrata.transport.credentials import Tokens, require_safe  # noqa: PLC0415 - heavy
 
-        require_safe(self.listen, insecure=self.insecure, setting="--listen")
+        require_safe(self.address, insecure=self.insecure, setting="--listen")
         certificates = self._certificates()
         known = Tokens.read(self.tokens) if self.tokens is not None else None
         if certificates is not None and known is None:
@@ -166,9 +211,52 @@ class ServerLine(Line):
 class ClientLine(Line):
     """The options of a client."""
 
-    client: Annotated[str, typer.Option(help="This client's name.", metavar="ID", show_default=False)]
-    server: Annotated[str, typer.Option(help="The server's address.", metavar="HOST:PORT")] = LOOPBACK
+    client: Annotated[str | None, typer.Option(help="This client's name.", metavar="ID")] = None
+    server: Annotated[
+        str | None,
+        typer.Option(help=f"The server's address; {LOOPBACK} when not given.", metavar="HOST:PORT"),
+    ] = None
     token: Annotated[Path | None, _file("A file with this client's token alone.")] = None
+    home: Annotated[
+        Path | None,
+        typer.Option(
+            help="The folder for what this client keeps between rounds and runs; fedstrata-client, or `home` "
+            "in its kit, when not given."
+        ),
+    ] = None
+    configuration: ClassVar[str] = "site.yaml"
+
+    @classmethod
+    def of_kit(cls, kit: Kit) -> dict[str, Any]:
+        """Returns the options that a site's kit gives; raises as the line's."""
+        if (client := kit.settings.client) is None:
+            message = f"{kit.folder} is the kit of the server, and not of a site"
+            raise ConfigurationError([Problem("", message)])
+        own = {"client": client, "server": kit.settings.server, "home": kit.folder / "home"}
+        return {**super().of_kit(kit), **own, "token": kit.file("token")}
+
+    @property
+    def name(self) -> str:
+        """This client's name.
+
+        Raises:
+            ConfigurationError: Neither an option nor a kit says it.
+        """
+        if not self.client:
+            raise ConfigurationError(
+                [Problem("--client", "must be given: this client's name; or name a kit")]
+            )
+        return self.client
+
+    @property
+    def address(self) -> str:
+        """The server's address."""
+        return self.server or LOOPBACK
+
+    @property
+    def place(self) -> Path:
+        """The folder for what this client keeps."""
+        return self.home or Path("fedstrata-client")
 
     def sessions(self) -> Callable[[Any], Membership]:
         """Returns what makes a client's sessions, given who has the agreement and the greeting.
@@ -178,10 +266,10 @@ class ClientLine(Line):
         """
         from fedstrata.transport.membership import Membership  # noqa: PLC0415 - heavy
 
-        secret, certificates, timing = self._access()
+        name, (secret, certificates, timing) = self.name, self._access()
         return lambda own: Membership(
-            self.server,
-            self.client,
+            self.address,
+            name,
             own.agreement,
             greeting=own.greeting,
             token=secret,
@@ -194,7 +282,7 @@ class ClientLine(Line):
         """Returns what the server says of the run, or tells it that it is refused; raises as `sessions`."""
         from fedstrata.transport.membership import settings_of  # noqa: PLC0415 - heavy
 
-        return settings_of(self.server, self.client, *self._access(), _warn, refused=refused)
+        return settings_of(self.address, self.name, *self._access(), _warn, refused=refused)
 
     def _access(self) -> tuple[str | None, Certificates | None, Timing]:
         from fedstrata.transport.credentials import read_token  # noqa: PLC0415 - heavy
@@ -215,7 +303,12 @@ def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., No
         usual: Defaults that fit the verb better than the line's.
     """
     hints = get_type_hints(kind, include_extras=True)
-    names = [name for each in kind.__mro__ for name in vars(each).get("__annotations__", ())]
+    names = [
+        name
+        for each in kind.__mro__
+        for name in vars(each).get("__annotations__", ())
+        if get_origin(hints[name]) is Annotated
+    ]
     defaults = {name: usual.get(name, getattr(kind, name, Parameter.empty)) for name in names}
     options = [
         Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hints[name])
@@ -225,7 +318,11 @@ def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., No
     def with_line(verb: Callable[..., None]) -> Callable[..., None]:
         @wraps(verb)
         def called(**given: Any) -> None:
-            verb(line=kind(**{name: given.pop(name) for name in names}), **given)
+            options = {name: given.pop(name) for name in names}
+            kit = _take_kit(given)
+            if kit is not None:
+                options |= {name: own for name, own in kind.of_kit(kit).items() if options[name] is None}
+            verb(line=kind(**options, kit=kit), **given)
 
         found: list[Parameter] = []
         for own in signature(verb, eval_str=True).parameters.values():
@@ -234,6 +331,26 @@ def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., No
         return called
 
     return with_line
+
+
+def _take_kit(given: dict[str, Any]) -> Kit | None:
+    """Takes the kit out of the arguments of a verb; none if none is named there.
+
+    Raises:
+        ConfigurationError: More than one kit is named, or what is named is none.
+    """
+    from fedstrata.transport.kit import is_kit, open_kit  # noqa: PLC0415 - heavy
+
+    place = next((name for name in ("arguments", "overrides") if name in given), "")
+    arguments = given.get(place) or []
+    named = [path for path in sort_files(arguments)[0] if is_kit(path)]
+    if not named:
+        return None
+    if len(named) > 1:
+        message = f"one kit at most, not {len(named)}: {', '.join(map(str, named))}"
+        raise ConfigurationError([Problem("", message)])
+    given[place] = [text for text in arguments if Path(text) != named[0]]
+    return open_kit(named[0])
 
 
 def _warn(message: str) -> None:

@@ -12,6 +12,7 @@ from fedstrata.cli import (
     budget,
     compare,
     export,
+    federation,
     keys,
     ledger,
     methods,
@@ -62,6 +63,7 @@ app.command()(report.report)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
 app.add_typer(budget.app, name="budget")
+app.add_typer(federation.app, name="federation")
 app.add_typer(keys.app, name="keys")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(split.app, name="split")

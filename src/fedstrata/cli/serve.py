@@ -31,6 +31,13 @@ def serve(
     arguments: Arguments = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
+    resume_if_begun: Annotated[
+        bool,
+        typer.Option(
+            "--resume-if-begun",
+            help="Begin a run, or go on with that of --out; one that has ended is left as it is.",
+        ),
+    ] = False,
     patience: Annotated[float, seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
     debug: Debug = False,
 ) -> None:
@@ -46,17 +53,26 @@ def serve(
     from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
     from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
-    from fedstrata.engine.run_folder import open_served, require_free_folder  # noqa: PLC0415
+    from fedstrata.engine.run_folder import (  # noqa: PLC0415
+        has_begun,
+        has_ended,
+        open_served,
+        require_free_folder,
+    )
     from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
     from fedstrata.transport.hub import require_free  # noqa: PLC0415
 
+    if resume_if_begun and has_ended(out):
+        typer.echo(f"the run in {out} has ended; nothing is left to do")
+        return
+    resume = resume or (resume_if_begun and has_begun(out))
     guests = line.guests()
-    require_free(line.listen)
+    require_free(line.address)
     display = Display()
     display.say("preparing the model ...")
     if not resume:
         require_free_folder(out)
-    source = configuration_of(arguments, out, resume=resume)
+    source = configuration_of(line, arguments, out, resume=resume)
     experiment = prepare_server(source, guests.names)
     cache_bytes = int(line.cache_megabytes * 2**20)
     engine_of = partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience)
@@ -67,7 +83,7 @@ def serve(
     run.engine.connect(hub)
     complete = False
     try:
-        display.say(f"waiting on {hub.listen(line.listen)} for {', '.join(guests.names)}")
+        display.say(f"waiting on {hub.listen(line.address)} for {', '.join(guests.names)}")
         with display:
             summary = run.execute()
         complete = True
@@ -83,9 +99,6 @@ def serve(
 def join(
     line: lines.ClientLine,
     arguments: Arguments = None,
-    home: Annotated[Path, typer.Option(help="The folder for what this client keeps between rounds.")] = Path(
-        "fedstrata-client"
-    ),
     identity: Annotated[
         Path | None, typer.Option(help="This site's identity (fedstrata keys new), for secure aggregation.")
     ] = None,
@@ -108,23 +121,25 @@ def join(
     from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
     from fedstrata.engine.shared_settings import with_shared  # noqa: PLC0415
     from fedstrata.engine.site_policy import PolicyGuard  # noqa: PLC0415
+    from fedstrata.transport.kit import IDENTITY, LOCK, POLICY  # noqa: PLC0415
 
+    policy = policy or line.kept(POLICY)
     guard = PolicyGuard.read(policy) if policy is not None else None
-    session_of = line.sessions()
-    source = _site(*sort_arguments(arguments or []))
-    typer.echo(f"asking {line.server} what is to be trained")
+    session_of, client = line.sessions(), line.name
+    source = _site(*line.sorted(arguments))
+    typer.echo(f"asking {line.address} what is to be trained")
     source = with_shared(source, line.settings())
     try:
         if guard is not None:
             guard.require_settings(check_settings(source).settings)
-        experiment = prepare_client(source, line.client)
+        experiment = prepare_client(source, client)
         if guard is not None:
-            guard.require_experiment(experiment, line.client)
+            guard.require_experiment(experiment, client)
     except PolicyError:
         line.settings(refused=True)
         raise
-    files = {"identity": identity, "lock": lock}
-    remote = RemoteClient(experiment, line.client, home, _tell, **files, policy=guard)
+    files = {"identity": identity or line.kept(IDENTITY), "lock": lock or line.kept(LOCK)}
+    remote = RemoteClient(experiment, client, line.place, _tell, **files, policy=guard)
     try:
         remote.take_part(session_of)
     except KeyboardInterrupt:
@@ -144,11 +159,13 @@ def _site(file: Path | None, overrides: list[str]) -> Source:
     return source
 
 
-def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: bool) -> Any:
+def configuration_of(
+    line: lines.ServerLine, arguments: list[str] | None, out: Path | None, *, resume: bool
+) -> Any:
     """Returns the configuration to serve: the one that is named, or that of the run to go on with."""
-    file, overrides = sort_arguments(arguments or [])
     if not resume:
-        return configuration(file, overrides)
+        return configuration(*line.sorted(arguments))
+    file, overrides = sort_arguments(arguments or [])
     if out is None:
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
     from fedstrata.engine.run_folder import resumable  # noqa: PLC0415 - heavy

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, configuration, number, sort_arguments
+from fedstrata.cli.options import Arguments, Debug, configuration, number
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.cli.serve import join, serve
 
@@ -44,7 +44,7 @@ def answer(
     agreements = answers.agreements(line.megabytes * 2**20)
     hub = guests.hub(agreements, lambda client: {"committed": answers.committed, "run": answers.id})
     try:
-        where = hub.listen(line.listen)
+        where = hub.listen(line.address)
         who = ", ".join(guests.names)
         typer.echo(f"round {answers.committed} of {run} on {where} for {who}; Ctrl-C to stop")
         answers.serve(hub)
@@ -77,9 +77,6 @@ def generate(
     temperature: Annotated[
         float, number("Logits are divided by it to draw tokens; 0: the likeliest.", 0, 1e6)
     ] = 0.0,
-    home: Annotated[
-        Path, typer.Option(help="The folder of what this client keeps, if its ends are its own.")
-    ] = Path("fedstrata-client"),
     debug: Debug = False,
 ) -> None:
     """Generate with the ends of a model here and its middle at a server; tokens and texts stay here.
@@ -97,7 +94,7 @@ def generate(
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
     session_of = line.sessions()
-    source = configuration(*sort_arguments(arguments or []))
+    source = configuration(*line.sorted(arguments))
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -106,9 +103,9 @@ def generate(
         with Progress(console=console, disable=not console.is_terminal) as progress:
             bar = progress.add_task("answers", total=len(asked) if asked is not None else None)
             generating = Generating(
-                prepare(source, line.client),
-                line.client,
-                home,
+                prepare(source, line.name),
+                line.name,
+                line.place,
                 asked,
                 tokens=max_new_tokens,
                 temperature=temperature,

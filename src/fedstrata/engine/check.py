@@ -26,7 +26,7 @@ from fedstrata.engine.privacy import check_budget, settings_problems, sum_proble
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
-from fedstrata.privacy.accounting import require_ciphers, require_installed
+from fedstrata.privacy.accounting import require_installed
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
 from fedstrata.train.processor import warn_of_slow_bfloat16
@@ -243,7 +243,6 @@ def machine_problems(settings: RunSettings, *, apart: bool = False) -> list[Prob
         apart: Whether they are those of a client that is a process of its own.
     """
     private = [require_installed] if settings.privacy.mechanism != "none" else []
-    private += [require_ciphers] if settings.privacy.secure_aggregation else []
     own = partial(check_budget, settings.privacy, apart=apart)
     return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), own, *private)
 

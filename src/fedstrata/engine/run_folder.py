@@ -1,6 +1,5 @@
 """Run directories: making one, and going on with one."""
 
-import io
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
@@ -8,14 +7,12 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import TEMPORARY, new_folder, write_atomically
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, differing, read_source
-from fedstrata.core.settings.yaml import as_yaml
+from fedstrata.core.settings.yaml import as_document, as_yaml
 from fedstrata.core.task import Task
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.budgets import room_for
@@ -182,10 +179,20 @@ def require_free_folder(folder: Path | None) -> None:
         f".*{TEMPORARY}",
     )  # what is written before the settings, and what never was to its end
     if not folder.is_dir() or any(not any(map(path.match, unbegun)) for path in folder.iterdir()):
-        begun = (folder / SETTINGS).is_file()
-        way = "go on with --resume" if begun else "empty it first: there is no run in it to go on with"
+        nothing = "empty it first: there is no run in it to go on with"
+        way = "go on with --resume" if has_begun(folder) else nothing
         message = f"{folder} holds something already; name another folder, or {way}"
         raise ConfigurationError([Problem("--out", message)])
+
+
+def has_begun(folder: Path | None) -> bool:
+    """Whether a directory holds a run that can be gone on with."""
+    return folder is not None and (folder / SETTINGS).is_file()
+
+
+def has_ended(folder: Path | None) -> bool:
+    """Whether a directory holds a run that was scored at its end."""
+    return folder is not None and (folder / "summary.json").is_file()
 
 
 def resumable(
@@ -311,6 +318,4 @@ def free_folder(parent: Path, name: str) -> Path:
 
 def write_settings(settings: RunSettings, path: Path) -> None:
     """Writes a configuration with every setting; the file appears complete or not at all."""
-    text = io.StringIO()
-    YAML(typ="safe", pure=True).dump(settings.model_dump(mode="json"), text)
-    write_atomically(path, [text.getvalue().encode()])
+    write_atomically(path, [as_document(settings.model_dump(mode="json"))])

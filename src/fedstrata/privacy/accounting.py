@@ -20,7 +20,7 @@ would claim too much.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -82,27 +82,11 @@ def require_installed() -> None:
     Raises:
         ConfigurationError: One is missing; the message says how to install it.
     """
-    needed = {"opacus": "opacus", "dp_accounting": "dp-accounting", "cryptography": "cryptography"}
-    _require(needed, "privacy.mechanism")
-
-
-def require_ciphers(setting: str = "privacy.secure_aggregation") -> None:
-    """Checks that the library of identities and masked sums is installed.
-
-    Args:
-        setting: What asks for it; nothing for a command.
-
-    Raises:
-        ConfigurationError: It is missing; the message says how to install it.
-    """
-    _require({"cryptography": "cryptography"}, setting)
-
-
-def _require(needed: Mapping[str, str], setting: str) -> None:
+    needed = {"opacus": "opacus", "dp_accounting": "dp-accounting"}
     missing = [package for module, package in needed.items() if find_spec(module) is None]
     if missing:
         message = f"{', '.join(missing)} is not installed; install it with: pip install 'fedstrata[privacy]'"
-        raise ConfigurationError([Problem(setting, message)])
+        raise ConfigurationError([Problem("privacy.mechanism", message)])
 
 
 def epsilon_of(mechanisms: Sequence[Mechanism], delta: float) -> float:

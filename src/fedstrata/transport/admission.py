@@ -1,6 +1,6 @@
 """Who may have a line to the server; what a connection must begin with, and when."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from threading import Event, Lock, Timer
 
 import grpc
@@ -82,6 +82,10 @@ class Admission:
         if not isinstance(session, str) or not isinstance(arrived, int):
             raise RefusedError(f"client {client!r} greets without session and number")
         return client, greeting, session, arrived
+
+    def revoked(self, clients: Iterable[str]) -> set[str]:
+        """Returns which of these clients may no longer join: their tokens are gone."""
+        return set(clients).difference(self._tokens.clients) if self._tokens is not None else set()
 
     def client(self, context: grpc.ServicerContext) -> str:
         """Returns who calls, by its token and its certificate.

@@ -12,17 +12,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import logging
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import grpc
 
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, RefusedError
+from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, Problem, RefusedError
 from fedstrata.core.files import bytes_in, secret_bytes
+from fedstrata.transport.authority import expiry_of
 
+_logger = logging.getLogger(__name__)
 _LAST_PORT = 2**16 - 1
 
 
@@ -36,7 +40,8 @@ class Certificates:
         authority: Certificate of the authority that signed those of the other side.
 
     Raises:
-        ConfigurationError: A file cannot be read or is not what it must be, or others may read the key.
+        ConfigurationError: A file cannot be read or is not what it must be, others may read the key, or the
+            certificate no longer holds.
     """
 
     certificate: Path
@@ -45,6 +50,12 @@ class Certificates:
 
     def __post_init__(self) -> None:
         self._read()  # for what is wrong to be told before anything is written
+
+    @property
+    def days_left(self) -> float:
+        """For how many days the certificate still holds."""
+        left = expiry_of(bytes_in(self.certificate)) - datetime.now(UTC)
+        return left.total_seconds() / 86400
 
     def for_server(self) -> grpc.ServerCredentials:
         """Returns what gRPC takes; every client must show a certificate.
@@ -78,6 +89,10 @@ class Certificates:
         except ssl.SSLError as error:
             message = f"{self.authority} is no certificate, PEM{_reason(error)}"
             problems.append(Problem("--authority", message))
+        if not problems and self.days_left <= 0:
+            until = f"{expiry_of(contents[0]):%Y-%m-%d %H:%M} UTC"
+            message = f"{self.certificate} held until {until}; ask for a new one (fedstrata federation renew)"
+            problems.append(Problem("--certificate", message))
         if problems:
             raise ConfigurationError(problems)
         return contents
@@ -88,38 +103,72 @@ class Tokens:
 
     Args:
         tokens: The token of each client.
+        path: The file that they were read from, which is followed: whose token is no longer there is revoked.
     """
 
-    def __init__(self, tokens: Mapping[str, str]) -> None:
-        self._hashes = {client: _hash(token) for client, token in tokens.items()}
+    def __init__(self, tokens: Mapping[str, str], path: Path | None = None) -> None:
+        self._path, self._seen = path, _mark_of(path)
+        self._hashes = _hashes(tokens)
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
-        """Reads a file with a client and its token in each line, parted by a blank.
-
-        Raises:
-            ConfigurationError: It cannot be read, or others may read it.
-            DataError: A line is not of this form, or a client is there twice.
-        """
-        tokens: dict[str, str] = {}
-        for number, line in enumerate(_secret_text(path, "--tokens").splitlines(), start=1):
-            if not line.strip() or line.startswith("#"):
-                continue
-            client, _, token = line.strip().rpartition(" ")
-            if not client.strip() or client.strip() in tokens or not _is_token(token):
-                raise DataError(path, "no client and token of its own", line=number, expected="CLIENT TOKEN")
-            tokens[client.strip()] = token
-        return cls(tokens)
+        """Reads a file of tokens; raises as `read_tokens`."""
+        return cls(read_tokens(path), path)
 
     @property
     def clients(self) -> tuple[str, ...]:
         """Who has a token."""
+        self._follow()
         return tuple(self._hashes)
 
     def accept(self, client: str, token: str) -> bool:
         """Whether a token is this client's; takes the same time whatever is wrong with it."""
-        expected = self._hashes.get(client, bytes(32))
-        return hmac.compare_digest(expected, _hash(token)) and client in self._hashes
+        self._follow()
+        hashes = self._hashes
+        expected = hashes.get(client, bytes(32))
+        return hmac.compare_digest(expected, _hash(token)) and client in hashes
+
+    def _follow(self) -> None:
+        """Reads the file anew if there is another; one that cannot be read leaves all as it was."""
+        mark = _mark_of(self._path)
+        if self._path is None or mark == self._seen:
+            return
+        self._seen = mark
+        try:
+            self._hashes = _hashes(read_tokens(self._path))
+        except FedstrataError as error:
+            _logger.warning("who may join stays as it was: %s", error)
+
+
+def read_tokens(path: Path) -> dict[str, str]:
+    """Reads a file with a client and its token in each line, parted by a blank.
+
+    Raises:
+        ConfigurationError: It cannot be read, or others may read it.
+        DataError: A line is not of this form, or a client is there twice.
+    """
+    tokens: dict[str, str] = {}
+    for number, line in enumerate(_secret_text(path, "--tokens").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        client, _, token = line.strip().rpartition(" ")
+        if not client.strip() or client.strip() in tokens or not _is_token(token):
+            raise DataError(path, "no client and token of its own", line=number, expected="CLIENT TOKEN")
+        tokens[client.strip()] = token
+    return tokens
+
+
+def _mark_of(path: Path | None) -> tuple[int, ...]:
+    """Returns what tells a file from another of its name; nothing if there is none."""
+    try:
+        found = path.stat() if path is not None else None
+    except OSError:
+        return ()
+    return (found.st_ino, found.st_mtime_ns, found.st_size) if found else ()
+
+
+def _hashes(tokens: Mapping[str, str]) -> dict[str, bytes]:
+    return {client: _hash(token) for client, token in tokens.items()}
 
 
 def read_token(path: Path) -> str:

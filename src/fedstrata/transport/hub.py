@@ -167,12 +167,13 @@ class Hub:
                 self._let_go()
                 if not (missing := set(clients) - self._members.keys()):
                     return
-                if missing <= self._refusing:
-                    told = ", ".join(sorted(missing))
-                    raise LineError(f"clients do not join this run, by a policy of their site: {told}")
+                if missing <= self._refusing | (revoked := self._admission.revoked(missing)):
+                    why = {"by a policy of their site": missing - revoked, "revoked": revoked}
+                    told = [f"{reason}: {', '.join(sorted(who))}" for reason, who in why.items() if who]
+                    raise LineError(f"clients do not join this run, {'; '.join(told)}")
                 if (now := time.monotonic()) >= until:
-                    told = ", ".join(sorted(missing))
-                    raise LineError(f"clients have not joined within {seconds:g} s: {told}")
+                    late = ", ".join(sorted(missing))
+                    raise LineError(f"clients have not joined within {seconds:g} s: {late}")
                 self._changed.wait(max(0.0, min(until, self._expiry()) - now))
 
     def send(self, client: str, header: Header, content: Frame) -> None:
@@ -269,10 +270,12 @@ class Hub:
 
     def _expire(self) -> None:
         """Gives up those who are silent for too long."""
-        now = time.monotonic()
+        now, revoked = time.monotonic(), self._admission.revoked(self._members)
         for member in list(self._members.values()):
             down = member.link.down_since
-            if member.link.error is not None:
+            if member.client in revoked:
+                self._lose(member, RefusedError(f"client {member.client!r} is revoked"))
+            elif member.link.error is not None:
                 self._lose(member, member.link.error)
             elif down is not None and now - down >= self.timing.reconnect:
                 message = f"has been without a connection for {self.timing.reconnect:g} s"

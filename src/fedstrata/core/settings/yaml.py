@@ -74,6 +74,14 @@ def as_yaml(value: object) -> str:
     return _short(text.getvalue().strip()[1:-1])
 
 
+def as_document(values: object) -> bytes:
+    """Returns a whole configuration as a file has it."""
+    writer, text = YAML(typ="safe", pure=True), io.StringIO()
+    writer.default_flow_style = False
+    writer.dump(values, text)
+    return text.getvalue().encode()
+
+
 def _short(text: str) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 

@@ -1,0 +1,130 @@
+"""A kit: the folder with all that a federation's server, or one of its sites, needs to speak with the others.
+
+| file | of a site | of the server |
+|---|---|---|
+| `kit.yaml` | federation, client, server | federation, listen |
+| `certificate.pem`, `key.pem` | its certificate, and the key of it | the same |
+| `authority.pem` | who signed the other side's certificate | the same |
+| `token`, `tokens` | its own | those of all sites |
+| `site.yaml`, `run.yaml` | where its documents are | what is to be trained |
+| `policy.yaml` | what the site allows | |
+| `site.identity`, `federation.lock` | made at the site, for secure aggregation | |
+"""
+
+from __future__ import annotations
+
+import stat
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import new_folder, write_atomically
+from fedstrata.core.settings.kit import KitSettings
+from fedstrata.core.settings.source import read_source, validate
+
+SETTINGS, POLICY, IDENTITY, LOCK = "kit.yaml", "policy.yaml", "site.identity", "federation.lock"
+SECRETS = frozenset({"key.pem", "token", "tokens"})
+"""Files that nobody but their owner may read."""
+CREDENTIALS = SECRETS | {SETTINGS, "certificate.pem", "authority.pem"}
+"""What a renewal replaces; all else is the owner's once it has the kit."""
+OWNERS = frozenset({"site.yaml", "run.yaml", POLICY, "README.md"})
+_MOST_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A kit that lies in a folder.
+
+    Attributes:
+        folder: The folder.
+        settings: What `kit.yaml` says.
+    """
+
+    folder: Path
+    settings: KitSettings
+
+    @classmethod
+    def read(cls, folder: Path) -> Kit:
+        """Reads a kit.
+
+        Raises:
+            ConfigurationError: There is none, or what it says of itself is wrong; all such problems at once.
+        """
+        source = read_source(folder / SETTINGS, [])
+        settings, problems = validate(KitSettings, source)
+        if settings is None:
+            raise ConfigurationError(problems)
+        return cls(folder, settings)
+
+    def file(self, name: str) -> Path | None:
+        """Returns a file of the kit; none if it is not there."""
+        path = self.folder / name
+        return path if path.exists() else None
+
+
+def is_kit(path: Path) -> bool:
+    """Whether a path names a kit: its folder, its `kit.yaml`, or the archive that it came in."""
+    return path.name == SETTINGS or path.suffix == ".zip" or (path / SETTINGS).is_file()
+
+
+def open_kit(path: Path) -> Kit:
+    """Returns the kit that a path names; an archive is unpacked beside itself first, once.
+
+    Raises:
+        ConfigurationError: It is no kit, or the folder that it would be unpacked to is there already.
+    """
+    if path.suffix != ".zip":
+        return Kit.read(path.parent if path.name == SETTINGS else path)
+    folder = path.with_suffix("")
+    if folder.exists():
+        message = f"{folder} is there already, so {path.name} is not unpacked again: name {folder}"
+        hint = f"of a renewed kit, first: unzip -o {path} -d {folder}"
+        raise ConfigurationError([Problem("", f"{message} ({hint})")])
+    files = _unpacked(path)
+    with new_folder(folder) as made:
+        write_files(made, files)
+    return Kit.read(folder)
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files of a kit; each appears complete or not at all, and secrets for their owner alone."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, content in files.items():
+        write_atomically(folder / name, [content], secret=name in SECRETS)
+
+
+def write_archive(path: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files of a kit as a ZIP archive, which its owner alone may read."""
+    from io import BytesIO  # noqa: PLC0415
+
+    buffer = BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = (stat.S_IFREG | (0o600 if name in SECRETS else 0o644)) << 16
+            archive.writestr(entry, content)
+    write_atomically(path, [buffer.getbuffer()], secret=True)
+
+
+def _unpacked(path: Path) -> dict[str, bytes]:
+    """Returns the files in an archive: those that a kit has, and none besides.
+
+    Raises:
+        ConfigurationError: It cannot be read, or holds something else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            wrong = next((each for each in entries if each.filename not in CREDENTIALS | OWNERS), None)
+            if wrong is not None or SETTINGS not in archive.namelist():
+                what = f"it holds {wrong.filename!r:.60}" if wrong else f"there is no {SETTINGS} in it"
+                raise ConfigurationError([Problem("", f"{path} is no kit: {what}")])
+            if large := next((each for each in entries if each.file_size > _MOST_BYTES), None):
+                raise ConfigurationError([Problem("", f"{path} is no kit: {large.filename} is too large")])
+            return {each.filename: archive.read(each) for each in entries}
+    except OSError as error:
+        raise ConfigurationError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError):
+        raise ConfigurationError([Problem("", f"{path} is no ZIP archive that is whole")]) from None

@@ -1,0 +1,128 @@
+"""`fedstrata federation`, and a federation of processes that have nothing but their kits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from processes import fedstrata, free_address, read_until
+from support import TINY
+from typer.testing import CliRunner
+
+from fedstrata.cli.main import app
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.transport.enrolment import Federation
+
+
+def said_by(*arguments: str) -> str:
+    """Runs a verb that succeeds."""
+    result = CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_federation_is_made_and_its_members_are_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = said_by(
+        "init", "hospitals", "--sites", "north", "south", "--server", "10.0.0.1:7447", "--days", "9"
+    )
+    assert "fedstrata serve hospitals/server" in said
+    assert "fedstrata join hospitals/sites/south" in said
+    assert "fedstrata keys new site.identity" in said
+    monkeypatch.chdir(tmp_path / "hospitals")
+    assert "sites/west.zip is the kit of west" in said_by("add", "west", "--zip")
+    assert "no restart is needed" in said_by("revoke", "south")
+    assert "sites/north has the new certificate of north" in said_by("renew", "north", "server")
+    listed = [line.split("│")[1:] for line in said_by("list").splitlines() if "UTC" in line]
+    assert [cells[0].strip() for cells in listed] == ["server", "north", "south", "west"]
+    assert [cells[2].strip() for cells in listed] == ["", "", "revoked", ""]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["init", "x"], ["--sites: must name at least one site"]),
+        (
+            ["init", "x", "--sites", "a,b", "server", "c", "c"],
+            ["must be 1 to 63 letters", "not 'a,b'", "names 'c' twice", "'server' is the server's own name"],
+        ),
+        (["init", "../x?", "--sites", "a"], ["NAME: must be 1 to 63 letters", "not 'x?'"]),
+        (["init", "x", "--sites", "a", "--server", "hub"], ["--server: must be HOST:PORT"]),
+        (["add", "north"], ["--federation: ", "is the folder of no federation: there is no federation.yaml"]),
+    ],
+)
+def test_what_can_be_no_federation_is_told_at_once_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
+    assert all(part in str(caught.value) for part in told), str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_kit_of_the_other_side_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north")
+    for arguments, told in (
+        (["serve", "hospitals/sites/north"], "is the kit of site 'north', and not the server's"),
+        (["join", "hospitals/server"], "is the kit of the server, and not of a site"),
+        (["join", "hospitals/sites/north", "hospitals/server"], "one kit at most, not 2"),
+        (["join"], "--client: must be given"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            CliRunner().invoke(
+                app, [*arguments, *(["--insecure"] * (len(arguments) == 1))], catch_exceptions=False
+            )
+
+
+@pytest.mark.slow
+def test_sites_with_nothing_but_their_kits_learn_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[str]]
+) -> None:
+    """One of three is revoked on the way: it is out, and the others end the run."""
+    monkeypatch.chdir(tmp_path)
+    sites = ("site-1", "site-2", "site-3")
+    said_by(
+        "init", "hospitals", "--sites", *sites, "--server", free_address().replace("localhost", "127.0.0.1")
+    )
+    run = (
+        "data.synthetic.sites=3",
+        "data.synthetic.notes=18",
+        "federation.rounds=6",
+        "federation.min_clients=2",
+    )
+    settings = (*TINY, *run, "method={name: layer_skipping, top: 1}", "threads=1")
+    mine = (
+        "data={format: synthetic, synthetic: {sites: 3, notes: 18}, types: [problem, test, treatment, drug]}",
+    )
+    (tmp_path / "hospitals" / "sites" / "site-2" / "policy.yaml").write_text(
+        "rounds: 6\nmethods: [layer_skipping]\n"
+    )
+    (tmp_path / "empty.yaml").write_text("name: kits\n")
+    serve = ["serve", "hospitals/server", "empty.yaml", *settings, "--out", "served", "--resume-if-begun"]
+    started.append(fedstrata(*serve))
+    started.extend(fedstrata("join", f"hospitals/sites/{site}", *mine) for site in sites)
+    read_until(started[0], "round 1:")
+    said_by("revoke", "site-3", "--federation", "hospitals")
+    _, complained = started[3].communicate(timeout=300)
+    assert (started[3].returncode, complained.count("client 'site-3' is revoked")) == (2, 1), complained
+    for process in started[:3]:
+        _, complained = process.communicate(timeout=300)
+        assert process.returncode == 0, complained
+    summary = json.loads(Path("served/summary.json").read_text())
+    assert summary["rounds"] == 6
+    scored = {site for site, scores in summary["metrics"]["clients"].items() if scores}
+    assert scored >= {"site-1", "site-2"}
+    for site in ("site-1", "site-2"):
+        assert list(
+            Path(f"hospitals/sites/{site}/home").glob(f"run-*/clients/{site}/model/model.safetensors")
+        )
+    started.append(fedstrata(*serve))
+    said, _ = started[-1].communicate(timeout=60)
+    assert said == "the run in served has ended; nothing is left to do\n"
+    assert Federation.read(Path("hospitals")).enrolled[-1].revoked

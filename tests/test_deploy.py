@@ -1,0 +1,109 @@
+"""What `deploy/` starts: the commands of its units and of its containers make a federation."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import fedstrata, free_address
+from ruamel.yaml import YAML
+from support import REPOSITORY, TINY
+
+from fedstrata.core.settings.kit import FederationSettings
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.settings.yaml import as_document
+from fedstrata.transport.enrolment import Federation
+
+DEPLOY = REPOSITORY / "deploy"
+SITES = ("east", "north", "south")
+RUN = ("federation.rounds=1", "method={name: layer_skipping, top: 1}", "threads=1")
+
+
+def unit(name: str) -> dict[str, list[str]]:
+    """Returns what a unit says, by key."""
+    found: dict[str, list[str]] = {}
+    for line in (DEPLOY / "systemd" / f"fedstrata-{name}.service").read_text().splitlines():
+        key, equals, value = line.partition("=")
+        if equals and not key.startswith("#"):
+            found.setdefault(key, []).append(value)
+    return found
+
+
+def by_systemd(member: str, kit: Path) -> tuple[list[str], Path]:
+    """Returns the command of a member's unit, and where it runs; the kit and its state are where tests are."""
+    said = unit("serve" if member == "server" else "join")
+    (command,) = said["ExecStart"]
+    assert command.startswith("/opt/fedstrata/bin/fedstrata ")
+    state = kit.parent / f"state-of-{member}"
+    state.mkdir()
+    for variable in said["Environment"]:
+        name, _, value = variable.partition("=")
+        place = kit if name == "KIT" else state / Path(value).relative_to("/var/lib/fedstrata")
+        command = command.replace(f"${{{name}}}", str(place))
+    return command.split()[1:], state
+
+
+def by_compose(member: str, kit: Path) -> tuple[list[str], Path]:
+    """Returns the command of a member's container, and where it runs: its working directory is the kit."""
+    services = YAML(typ="safe").load((DEPLOY / "compose.yaml").read_text())["services"]
+    assert set(services) == {"server", *SITES}
+    (mount,) = services[member]["volumes"]
+    assert mount == f"./{kit.relative_to(kit.parents[1 if member == 'server' else 2])}:/kit"
+    assert "WORKDIR /kit\n" in (DEPLOY / "Dockerfile").read_text()
+    return list(services[member]["command"]), kit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command_of", [by_systemd, by_compose])
+def test_the_commands_make_a_federation(
+    tmp_path: Path,
+    started: list[subprocess.Popen[str]],
+    command_of: Callable[[str, Path], tuple[Sequence[str], Path]],
+) -> None:
+    server = free_address().replace("localhost", "127.0.0.1")
+    common = FederationSettings(name="hospitals", server=server, days=30)
+    folder = tmp_path / "hospitals"
+    Federation.create(folder, common, server, SITES, archive=False)
+    run = {key: value for key, value in read_source(None, [*TINY, *RUN]).values.items() if key != "data"}
+    types = ["problem", "test", "treatment", "drug"]
+    run["task"] = {**run.get("task", {}), "name": "ner", "types": types}
+    (folder / "server" / "run.yaml").write_bytes(as_document({"name": "hospitals", **run}))
+    notes = tmp_path / "notes"
+    made = fedstrata("synth", "--sites", "3", "--notes", "18", "--format", "brat", "--out", notes)
+    started.append(made)
+    made.communicate(timeout=120)
+    places: dict[str, Path] = {}
+    for member in ("server", *SITES):
+        kit = folder / "server" if member == "server" else folder / "sites" / member
+        if member != "server":
+            own = notes / f"site-{SITES.index(member) + 1}"
+            shutil.copytree(own, tmp_path / "own" / member / member)
+            values: Any = {"data": {"format": "brat", "path": str(tmp_path / "own" / member), "types": types}}
+            (kit / "site.yaml").write_bytes(as_document(values))
+        arguments, places[member] = command_of(member, kit)
+        started.append(fedstrata(*arguments, folder=places[member]))
+    for process in started[1:]:
+        _, complained = process.communicate(timeout=300)
+        assert process.returncode == 0, complained
+    summary = json.loads((places["server"] / "run" / "summary.json").read_text())
+    assert set(summary["metrics"]["clients"]) == set(SITES)
+    for site in SITES:
+        assert list(places[site].glob(f"home/run-*/clients/{site}/model/model.safetensors"))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+@pytest.mark.parametrize("name", ["serve", "join"])
+def test_systemd_understands_the_units(tmp_path: Path, name: str) -> None:
+    """But for the program, which is not installed where the tests run."""
+    path = tmp_path / f"fedstrata-{name}.service"
+    text = (DEPLOY / "systemd" / path.name).read_text()
+    path.write_text(text.replace("/opt/fedstrata/bin/fedstrata", "/bin/true"))
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", str(path)], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, path.name in checked.stderr) == (0, False), checked.stderr

@@ -1,0 +1,254 @@
+"""Kits: what is in them, what lets a site join with one, and what no longer does."""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
+from fedstrata.core.settings.kit import FederationSettings
+from fedstrata.transport.agreement import Agreement
+from fedstrata.transport.authority import Authority
+from fedstrata.transport.credentials import Certificates, Tokens, read_token, read_tokens
+from fedstrata.transport.enrolment import Federation
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.kit import CREDENTIALS, Kit, open_kit
+from fedstrata.transport.membership import Membership
+from fedstrata.transport.timing import Timing
+
+TIMING = Timing(answer=30.0, reconnect=10.0, keepalive=20.0)
+AGREED = Agreement({}, run="demo", blocks=1, numbers=10, trained={})
+SITES = ("north", "south")
+COMMON = FederationSettings(name="hospitals", server="127.0.0.1:7447", days=30)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    """A federation of two sites."""
+    return Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, SITES, archive=False)
+
+
+@pytest.fixture
+def closing() -> Iterator[ExitStack]:
+    """What is to be ended with the test."""
+    with ExitStack() as stack:
+        yield stack
+
+
+def certificates_of(folder: Path) -> Certificates:
+    return Certificates(*(folder / f"{name}.pem" for name in ("certificate", "key", "authority")))
+
+
+def served(federation: Federation, closing: ExitStack) -> tuple[Hub, str]:
+    """Starts a server with its kit."""
+    kit = federation.folder / "server"
+    agreed: Any = lambda client, greeting: AGREED  # noqa: E731
+    hub = Hub(
+        agreed,
+        largest=2**16,
+        clients=SITES,
+        tokens=Tokens.read(kit / "tokens"),
+        certificates=certificates_of(kit),
+        timing=TIMING,
+    )
+    closing.callback(hub.stop, 1.0)
+    return hub, hub.listen("127.0.0.1:0")
+
+
+def member(address: str, kit: Path, client: str, timing: Timing = TIMING) -> Membership:
+    own: Mapping[str, Any] = {"token": read_token(kit / "token"), "certificates": certificates_of(kit)}
+    return Membership(address, client, AGREED, timing=timing, **own)
+
+
+def kept(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def test_a_kit_has_what_its_owner_needs_and_nothing_of_the_others(federation: Federation) -> None:
+    """No site gets the authority's key, the token of another, an identity or a lock."""
+    server, north = (kept(federation.folder / name) for name in ("server", "sites/north"))
+    assert server.keys() == {*CREDENTIALS - {"token"}, "run.yaml", "README.md"}
+    assert north.keys() == {*CREDENTIALS - {"tokens"}, "site.yaml", "policy.yaml", "README.md"}
+    south = kept(federation.folder / "sites" / "south")
+    for name in ("token", "key.pem", "certificate.pem"):
+        assert north[name] != south[name]
+    key = (federation.folder / "authority" / "authority.key").read_bytes()
+    assert key not in north.values()
+    assert b"$" not in b"".join(content for name, content in north.items() if name != "token")
+    for path in federation.folder.rglob("*"):
+        if path.name in {"key.pem", "token", "tokens", "authority.key"}:
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert read_tokens(federation.folder / "server" / "tokens") == {
+        name: read_token(federation.folder / "sites" / name / "token") for name in SITES
+    }
+
+
+def test_a_site_joins_with_its_kit_until_it_is_revoked(federation: Federation, closing: ExitStack) -> None:
+    """Its session ends, and it is refused from then on, without a restart of the server."""
+    hub, address = served(federation, closing)
+    north, south = (federation.folder / "sites" / name for name in SITES)
+    with member(address, north, "north") as revoked, member(address, south, "south"):
+        hub.wait_for(SITES, 30)
+        federation.revoke("north")
+        arrival = hub.receive(30)
+        assert arrival is not None
+        assert (arrival.client, str(arrival.lost)) == ("north", "client 'north' is revoked")
+        assert hub.present == ("south",)
+        with pytest.raises(RefusedError, match="'north' is revoked"):
+            revoked.receive()
+        with (
+            pytest.raises(RefusedError, match="client 'north' shows a token"),
+            member(address, north, "north"),
+        ):
+            pass
+        with pytest.raises(LineError, match="clients do not join this run, revoked: north"):
+            hub.wait_for(SITES, 30)
+
+
+def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation, closing: ExitStack) -> None:
+    """What is the site's own stays; the old token ends, also with the new certificate."""
+    _, address = served(federation, closing)
+    kit = federation.folder / "sites" / "north"
+    (kit / "policy.yaml").write_text("rounds: 3\n")
+    (kit / "site.identity").write_text("the site's own")
+    before = kept(kit)
+    federation.renew("north", archive=False)
+    now = kept(kit)
+    assert {name for name in before if before[name] != now[name]} == {"token", "certificate.pem", "key.pem"}
+    with member(address, kit, "north"):
+        pass
+    (kit / "token").write_bytes(before["token"])
+    with pytest.raises(RefusedError, match="shows a token"), member(address, kit, "north"):
+        pass
+
+
+def test_a_site_cannot_take_the_place_of_the_server(federation: Federation, closing: ExitStack) -> None:
+    """Its certificate is none of a server, even for the same address; nor may the server's be a client's."""
+    kit, server = federation.folder / "sites" / "north", federation.folder / "server"
+    authority = Authority.read(
+        *(federation.folder / "authority" / f"authority.{end}" for end in ("pem", "key"))
+    )
+    forged = authority.site("127.0.0.1", 30)
+    (server / "certificate.pem").write_bytes(forged.certificate)
+    (server / "key.pem").write_bytes(forged.key)
+    _, address = served(federation, closing)
+    brief = replace(TIMING, reconnect=0.5)
+    with pytest.raises(LineError, match="cannot be reached"), member(address, kit, "north", brief):
+        pass
+    federation.renew("server", archive=False)
+    _, address = served(federation, closing)
+    for name in ("certificate.pem", "key.pem"):
+        (kit / name).write_bytes((server / name).read_bytes())
+    with pytest.raises(LineError, match="cannot be reached"), member(address, kit, "north", brief):
+        pass
+
+
+def test_a_certificate_that_no_longer_holds_is_told_before_anybody_is_called(federation: Federation) -> None:
+    kit = federation.folder / "sites" / "north"
+    assert 29.9 < certificates_of(kit).days_left <= 30
+    authority = Authority.read(
+        *(federation.folder / "authority" / f"authority.{end}" for end in ("pem", "key"))
+    )
+    ended = authority.site("north", 0)
+    (kit / "certificate.pem").write_bytes(ended.certificate)
+    (kit / "key.pem").write_bytes(ended.key)
+    with pytest.raises(ConfigurationError, match=r"certificate\.pem held until 20.* UTC; ask for a new one"):
+        certificates_of(kit)
+
+
+def test_who_was_revoked_may_be_let_in_again_with_another_token(federation: Federation) -> None:
+    first = read_token(federation.folder / "sites" / "north" / "token")
+    federation.revoke("north")
+    assert [each.name for each in federation.enrolled if each.revoked] == ["north"]
+    for refused in (federation.revoke, federation.require_member):
+        with pytest.raises(ConfigurationError, match=r"'north' was revoked; .*federation add"):
+            refused("north")
+    assert federation.add("north", archive=False) == federation.folder / "sites" / "north"
+    assert [each.name for each in federation.enrolled] == ["server", "north", "south"]
+    assert not any(each.revoked for each in federation.enrolled)
+    tokens = read_tokens(federation.folder / "server" / "tokens")
+    assert tokens["north"] != first
+    with pytest.raises(ConfigurationError, match="'north' is a site already"):
+        federation.add("north", archive=False)
+    with pytest.raises(ConfigurationError, match="'nort' is no site here; did you mean 'north'"):
+        federation.renew("nort", archive=False)
+    with pytest.raises(ConfigurationError, match="'server' is no site here"):
+        federation.revoke("server")
+
+
+def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, ["north"], archive=True)
+    archive = federation.place_of("north")
+    assert archive == federation.folder / "sites" / "north.zip"
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    kit = open_kit(archive)
+    assert kit.settings.client == "north"
+    certificates_of(kit.folder)
+    assert read_token(kit.folder / "token")
+    with pytest.raises(ConfigurationError, match=r"is there already, so north\.zip is not unpacked again"):
+        open_kit(archive)
+    renewed = federation.renew("north", archive=True)
+    with zipfile.ZipFile(renewed) as opened:  # whatever unpacks it: the site's own files are not in it
+        assert set(opened.namelist()) == CREDENTIALS - {"tokens"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "told"),
+    [
+        ({"kit.yaml": b"", "../../evil": b""}, "it holds '../../evil'"),
+        ({"kit.yaml": b"", "/etc/passwd": b""}, "it holds '/etc/passwd'"),
+        ({"token": b""}, "there is no kit.yaml in it"),
+        ({"kit.yaml": bytes(2**20 + 1)}, "kit.yaml is too large"),
+        ({}, "there is no kit.yaml in it"),
+        (None, "is no ZIP archive that is whole"),
+    ],
+)
+def test_an_archive_that_is_no_kit_writes_nothing(
+    tmp_path: Path, entries: dict[str, bytes] | None, told: str
+) -> None:
+    path = tmp_path / "in" / "north.zip"
+    path.parent.mkdir()
+    path.write_bytes(b"PK")
+    if entries is not None:
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, content in entries.items():
+                archive.writestr(name, content)
+    with pytest.raises(ConfigurationError, match=told):
+        open_kit(path)
+    assert [found.name for found in tmp_path.rglob("*")] == ["in", "north.zip"]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("federation: a\n", "a site's kit has client and server, the server's has listen"),
+        ("federation: a\nclient: b\nlisten: c:1\n", "a site's kit has client and server"),
+        ("federation: a\nclient: ../b\nserver: c:1\n", "client"),
+        ("federation: a\nlisten: c:1\ntokens: x\n", "tokens"),
+        ("client: b\nserver: c:1\n", "federation"),
+    ],
+)
+def test_a_kit_that_says_nonsense_of_itself_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "kit.yaml").write_text(text)
+    with pytest.raises(ConfigurationError, match=told):
+        Kit.read(tmp_path)
+
+
+def test_a_server_is_certified_for_names_and_numbers(tmp_path: Path) -> None:
+    for host, expected in (
+        ("10.0.0.1", ("IP Address", "10.0.0.1")),
+        ("hub.example.org", ("DNS", "hub.example.org")),
+    ):
+        authority = Authority.create("hospitals")
+        path = tmp_path / f"{host}.pem"
+        path.write_bytes(authority.server(host, 30).certificate)
+        found: Any = ssl._ssl._test_decode_cert(str(path))  # type: ignore[attr-defined]
+        assert found["subjectAltName"] == (expected,)
