@@ -23,6 +23,7 @@ from fedstrata.cli import (
     serve,
     split,
     synth,
+    watch,
 )
 from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError, printable
@@ -59,6 +60,7 @@ app.command()(serve.serve)
 app.command()(serve.join)
 app.command()(methods.methods)
 app.command()(report.report)
+app.command()(watch.watch)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
 app.add_typer(budget.app, name="budget")
