@@ -22,6 +22,7 @@ from fedstrata.cli import (
     score,
     serve,
     split,
+    status,
     synth,
     watch,
 )
@@ -61,6 +62,7 @@ app.command()(serve.join)
 app.command()(methods.methods)
 app.command()(report.report)
 app.command()(watch.watch)
+app.command()(status.status)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
 app.add_typer(budget.app, name="budget")

@@ -32,6 +32,10 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
     patience: Annotated[float, seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
+    operations: Annotated[
+        str | None,
+        typer.Option(help="Loopback address to tell /healthz and /metrics at.", metavar="HOST:PORT"),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run a federation whose clients join it, each a process of its own wherever its documents are.
@@ -48,9 +52,12 @@ def serve(
     from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
     from fedstrata.engine.run_folder import open_served, require_free_folder  # noqa: PLC0415
     from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
+    from fedstrata.operations.serving import Operations, require_operations  # noqa: PLC0415
+    from fedstrata.operations.standing import Standing  # noqa: PLC0415
     from fedstrata.transport.addresses import require_free  # noqa: PLC0415
 
     guests = line.guests()
+    require_operations(operations)
     require_free(line.listen)
     display = Display()
     display.say("preparing the model ...")
@@ -61,14 +68,17 @@ def serve(
     cache_bytes = int(line.cache_megabytes * 2**20)
     engine_of = partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience)
     agreements = Agreements(experiment, guests.names, line.megabytes * 2**20)  # before anything is written
-    run = open_served(source, experiment, out, display, engine_of, resume=resume)
+    standing = Standing(guests.names, display)
+    run = open_served(source, experiment, out, standing, engine_of, resume=resume)
     agreements.known = run.engine.weights
     hub = guests.hub(agreements, run.engine.welcome, shared_settings(experiment))
     run.engine.connect(hub)
     complete = False
     try:
         display.say(f"waiting on {hub.listen(line.listen)} for {', '.join(guests.names)}")
-        with display:
+        with Operations(run.folder, hub, standing, operations) as told, display:
+            if operations is not None:
+                display.say(f"http://{told.place}/healthz and http://{told.place}/metrics tell how it goes")
             summary = run.execute()
         complete = True
     except KeyboardInterrupt:
