@@ -88,8 +88,10 @@ def test_what_a_site_does_is_told_as_it_does_it(served: Served) -> None:
         for turn, (handler, doing) in enumerate(
             [("train", "training"), ("@score", "scoring"), ("secure/keys", "summing")], start=1
         ):
-            served.hub.send("north", Header(Kind.PLAN, turn=turn, handler=handler), frame.encode(Message()))
-            assert served.site("north")["doing"] == doing
+            plan = Header(Kind.PLAN, turn=turn, round=turn + 4, handler=handler)
+            served.hub.send("north", plan, frame.encode(Message()))
+            north = served.site("north")
+            assert (north["doing"], north["round"]) == (doing, turn + 4)
             membership.receive()
             membership.send(Header(Kind.READY, turn=turn), frame.encode(Message()))
             assert served.hub.receive(30) is not None
@@ -280,6 +282,12 @@ def test_prometheus_can_read_the_metrics(served: Served) -> None:
     assert ("fedstrata_loss",) not in samples, "there is none yet"
     open_metrics = ask(f"http://{served.operations.place}/metrics", Accept="application/openmetrics-text")
     assert open_metrics.text.endswith("# EOF\n")
+
+
+def test_an_address_beyond_this_machine_is_refused_before_anything_is_prepared(call: Call) -> None:
+    done = call("serve", "--insecure", "--clients", "north", "--operations", "0.0.0.0:9464")
+    assert done.status == 2
+    assert "--operations: 0.0.0.0 is not on this machine" in done.err
 
 
 def test_what_is_missing_for_metrics_is_said_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from fedstrata.cli import log
 from fedstrata.cli.options import number, seconds
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -237,4 +239,4 @@ def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., No
 
 
 def _warn(message: str) -> None:
-    typer.echo(message, err=True)
+    log.tell(message, level=logging.WARNING, event="warning")

@@ -1,5 +1,6 @@
 """The `fedstrata` command. Nothing heavy is imported here: `fedstrata --help` answers at once."""
 
+import logging
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -14,6 +15,7 @@ from fedstrata.cli import (
     export,
     keys,
     ledger,
+    log,
     methods,
     plan,
     predict,
@@ -92,6 +94,9 @@ def _fail(message: str, status: int) -> NoReturn:
         error = sys.exc_info()[1]
         for link in (error.__cause__ if error else None, error):  # a client's own error first
             traceback.print_tb(link.__traceback__ if link else None)
+    if log.is_json():
+        log.tell(message, level=logging.ERROR, event="failed")
+        sys.exit(status)
     for line in f"fedstrata: {message}".split("\n"):
         print(printable(line, len(line)), file=sys.stderr)
     sys.exit(status)

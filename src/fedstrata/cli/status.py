@@ -114,7 +114,7 @@ def _drawn(picture: Mapping[str, Any]) -> Group:
         for site in picture["sites"]
         if site["failure"]
     ]
-    return Group(*map(Text, _lines(picture)), table, *failures)
+    return Group(*map(Text, _lines(picture)), *([table] if picture["sites"] else []), *failures)
 
 
 def _lines(picture: Mapping[str, Any]) -> list[str]:

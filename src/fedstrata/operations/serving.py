@@ -13,7 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from fedstrata.core.files import secret_bytes, write_new_secret
+from fedstrata.core.files import secret_bytes, write_atomically
 from fedstrata.operations.local_server import JSON_TEXT, Answer, LocalServer
 from fedstrata.operations.metrics import metrics_of, require_metrics
 from fedstrata.operations.standing import ENDS, FINISHED, Standing
@@ -63,12 +63,14 @@ class Operations:
 
     Attributes:
         place: `HOST:PORT`, with the port that was taken.
+        public: Whether anything is told to everybody on this machine.
     """
 
     def __init__(self, folder: Path, hub: Hub, standing: Standing, address: str | None) -> None:
         self._file, self._hub, self._standing = folder / ADDRESS, hub, standing
         standing.replay(read_events(folder / "record.jsonl"))
-        public = {"/healthz": self._health, "/metrics": self._metrics} if address is not None else {}
+        self.public = address is not None
+        public = {"/healthz": self._health, "/metrics": self._metrics} if self.public else {}
         secret = {"status": lambda headers: _as_json(self.picture())}
         self._server = LocalServer(address or _ANY, secret, public, setting=SETTING)
         self.place = self._server.place
@@ -76,10 +78,10 @@ class Operations:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._server)
-        self._file.unlink(missing_ok=True)  # of a server that was killed: no other is at work on this run
         where = {"url": self._server.url, "process": os.getpid()}
         self._stack.callback(self._file.unlink, missing_ok=True)
-        write_new_secret(self._file, json.dumps(where).encode())
+        # In place of what a killed server has left: no other is at work on this run.
+        write_atomically(self._file, [json.dumps(where).encode()], durable=False, mode=0o600)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -170,12 +170,14 @@ def _moment(time: datetime) -> str:
 
 def _site_facts(name: str, site: Site, here: Mapping[str, Member] | None) -> dict[str, JSON]:
     """Returns what is said of a site; `there` and `doing` are null where nobody can know."""
+    member = None if here is None else here.get(name)
+    asked = member.task.round if member is not None and member.task is not None else 0
     return {
         "site": name,
-        "there": None if here is None else name in here,
-        "doing": None if here is None else _doing(here.get(name), site),
+        "there": None if here is None else member is not None,
+        "doing": None if here is None else _doing(member, site),
         "seen": site.seen,
-        "round": site.round,
+        "round": asked or site.round,
         "bytes_up": site.bytes_up,
         "bytes_down": site.bytes_down,
         DELIVERED: site.turns[DELIVERED],
