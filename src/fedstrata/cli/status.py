@@ -93,21 +93,22 @@ def _show(folder: Path, *, once: bool) -> None:
 
 def _drawn(picture: Mapping[str, Any]) -> Group:
     """Returns a picture for people: what holds for the run, then a row for each site."""
-    from rich.console import Group  # noqa: PLC0415 - heavy
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - heavy
+    from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
     from fedstrata.cli.tables import new_table  # noqa: PLC0415
+    from fedstrata.operations.serving import GONE  # noqa: PLC0415
     from fedstrata.record.words import ABSENT, size  # noqa: PLC0415
 
-    headings = ("site", "there", "doing", "last seen", "round", "sent", "got", "delivered", "lost")
-    table = new_table("", headings)
-    table.title = None
+    known = picture["server"] != GONE  # who is there
+    headings = ["site", *(["there", "doing"] if known else []), "last\nseen", "round", "sent", "got"]
+    table = new_table("", [*headings, "done", "lost"], box=SIMPLE_HEAD)
+    table.title, table.padding, table.pad_edge = None, (0, 1, 0, 0), False  # it fits 80 columns so
     for site in picture["sites"]:
-        there = {True: "yes", False: "no", None: ABSENT}[site["there"]]
-        bytes_sent, bytes_got = size(site["bytes_up"]), size(site["bytes_down"])
-        cells = (there, site["doing"] or ABSENT, _ago(site["seen"]), site["round"] or ABSENT)
-        turns = (site["delivered"], site["lost"])
-        row = (printable(site["site"]), *cells, bytes_sent, bytes_got, *turns)
+        here = ["yes" if site["there"] else "no", site["doing"]] if known else []
+        sent = (size(site["bytes_up"]), size(site["bytes_down"]), site["delivered"], site["lost"])
+        row = (printable(site["site"]), *here, _since(site["seen"]), site["round"] or ABSENT, *sent)
         table.add_row(*(Text(str(cell)) for cell in row))
     failures = [
         Text(printable(f"{site['site']} was lost to round {site['round']}: {site['failure']}"))
@@ -119,15 +120,16 @@ def _drawn(picture: Mapping[str, Any]) -> Group:
 
 def _lines(picture: Mapping[str, Any]) -> list[str]:
     """Returns what is said of the run."""
-    from fedstrata.record.words import duration, score  # noqa: PLC0415 - heavy
+    from fedstrata.operations.serving import GONE  # noqa: PLC0415 - heavy
+    from fedstrata.record.words import duration, score  # noqa: PLC0415
 
     sites, rounds = picture["sites"], picture["rounds"]
     parts = [f"{picture['name']}: {picture['state']}"]
     if rounds is not None:
         parts.append(f"{picture['committed']} of {rounds} rounds committed")
-    if picture["round"] is not None and picture["round"] > picture["committed"]:
-        parts.append(f"round {picture['round']} since {_ago(picture['round_began']).removesuffix(' ago')}")
-    if picture["server"] != "not running":
+    if picture["round_began"] is not None and picture["round"] > picture["committed"]:
+        parts.append(f"round {picture['round']} for {_since(picture['round_began'])}")
+    if picture["server"] != GONE:
         parts.append(f"{sum(bool(site['there']) for site in sites)} of {len(sites)} sites there")
     numbers = []
     if picture["loss"] is not None:
@@ -143,11 +145,11 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _ago(moment: str | None) -> str:
-    """Returns how long ago something was."""
+def _since(moment: str | None) -> str:
+    """Returns how long it is since a moment."""
     from fedstrata.record.words import ABSENT, duration  # noqa: PLC0415 - heavy
 
     if moment is None:
         return ABSENT
     seconds = (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
-    return f"{duration(max(0.0, seconds))} ago"
+    return duration(max(0.0, seconds))

@@ -295,7 +295,8 @@ class Hub:
             del self._members[member.client]
         member.link.lose(error)
         self._losses.append(Arrival(member.client, member.session, lost=error))
-        _logger.info("client %s is lost: %s", member.client, error)
+        facts = {"event": "lost", "client": member.client}
+        _logger.info("client %s is lost: %s", member.client, error, extra={"facts": facts})
 
     def _converse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[list[bytes]]:
         """Serves one connection."""
