@@ -131,7 +131,7 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
         parts.append(f"round {picture['round']} for {_since(picture['round_began'])}")
     if picture["server"] != GONE:
         parts.append(f"{sum(bool(site['there']) for site in sites)} of {len(sites)} sites there")
-    numbers = []
+    numbers, version = [], f"fedstrata {picture['fedstrata']}"
     if picture["loss"] is not None:
         numbers.append(f"loss {picture['loss']:.3f}")
     if picture["score"] is not None:
@@ -139,7 +139,8 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
     if picture["round_seconds"] is not None:
         numbers.append(f"the last round took {duration(picture['round_seconds'])}")
     lines = [", ".join(parts), *([", ".join(numbers)] if numbers else [])]
-    lines.append(f"its server is {picture['server']}, fedstrata {picture['fedstrata']}")
+    gone = picture["server"] == GONE
+    lines.append("no server of it is running" if gone else f"its server is {picture['server']}, {version}")
     if picture["message"]:
         lines += [printable(line, len(line)) for line in str(picture["message"]).split("\n")]
     return lines

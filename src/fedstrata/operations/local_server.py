@@ -24,6 +24,8 @@ from fedstrata.transport.credentials import is_loopback, require_safe
 _logger = logging.getLogger(__name__)
 _SILENT = 10.0
 """Seconds for which a connection may be silent."""
+_CHECK = 0.1
+"""Seconds that it takes at most to end."""
 _HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -97,7 +99,9 @@ class LocalServer:
             raise taken(address) from None
         self.place = f"{address.rpartition(':')[0]}:{self._server.server_address[1]}"
         self.url = f"http://{self.place}/{token}/"
-        self._thread = Thread(target=self._server.serve_forever, name="local server", daemon=True)
+        self._thread = Thread(
+            target=self._server.serve_forever, args=(_CHECK,), name="local server", daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()

@@ -90,7 +90,6 @@ class Admission:
         Raises:
             RefusedError: It is nobody who may join, or of another version.
         """
-        context.send_initial_metadata(own_versions())
         said = dict(context.invocation_metadata())
         client = str(said.get("client-bin", b"").decode(errors="replace"))
         token = str(said.get("authorization", "")).removeprefix("Bearer ")
@@ -100,6 +99,7 @@ class Admission:
             raise RefusedError(f"{client!r} is no client of this run")
         if self._certificates is not None:
             require_named(client, context.auth_context())
+        context.send_initial_metadata(own_versions())
         require_same_versions(said.items(), f"client {client!r}", "the server")
         return client
 
