@@ -35,7 +35,7 @@ def unit(name: str) -> dict[str, list[str]]:
 
 
 def by_systemd(member: str, kit: Path) -> tuple[list[str], Path]:
-    """Returns the command of a member's unit, and where it runs; the kit and its state are where tests are."""
+    """Returns the command of a member's unit, and where it runs; kit and state are where tests are."""
     said = unit("serve" if member == "server" else "join")
     (command,) = said["ExecStart"]
     assert command.startswith("/opt/fedstrata/bin/fedstrata ")

@@ -14,6 +14,7 @@ from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack
 from fedstrata.transport.hub import Hub
 from fedstrata.transport.membership import settings_of
 from fedstrata.transport.timing import Timing
+from fedstrata.transport.versions import own_versions
 
 HUGE = b'{"a":{"dtype":"F32","shape":[0,9000000000,9000000000],"data_offsets":[0,0]}}'
 """The header of a frame whose one tensor has more numbers than there can be."""
@@ -38,7 +39,8 @@ def test_who_does_not_begin_with_a_greeting_is_told_so(body: bytes, told: str) -
     try:
         channel = grpc.insecure_channel(hub.listen("127.0.0.1:0"), [("grpc.enable_http_proxy", 0)])
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(
-            iter([pack(Header(Kind.HELLO), [memoryview(body)])]), metadata=[("client-bin", b"north")]
+            iter([pack(Header(Kind.HELLO), [memoryview(body)])]),
+            metadata=[("client-bin", b"north"), *own_versions()],
         )
         with pytest.raises(grpc.RpcError, match=told) as caught:
             next(call)

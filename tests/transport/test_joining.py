@@ -31,12 +31,14 @@ from fedstrata.core.errors import (
     SessionOverError,
 )
 from fedstrata.core.types import Message
+from fedstrata.transport.addresses import require_free
 from fedstrata.transport.agreement import Agreement, Conversation
 from fedstrata.transport.credentials import Certificates, Tokens
 from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
-from fedstrata.transport.hub import Hub, require_free
+from fedstrata.transport.hub import Hub
 from fedstrata.transport.membership import GrpcLine, Membership, settings_of
 from fedstrata.transport.timing import Timing
+from fedstrata.transport.versions import own_versions
 from fedstrata.wire import frame
 
 TIMING = Timing(answer=60.0, reconnect=30.0, keepalive=20.0)
@@ -204,7 +206,7 @@ def test_states_are_taken_if_and_only_if_they_are_as_agreed(
     ("change", "told"),
     [
         ({"hidden size": 16}, "hidden size is 16 at client 'north', 8 at the server"),
-        ({"protocol": 9}, "protocol is 9 at client 'north', 4 at the server"),
+        ({"protocol": 9}, "protocol is 9 at client 'north', 5 at the server"),
         ({"training.learning_rate": 0.1}, "training.learning_rate is 0.1 at client 'north', 0.01 at"),
         ({"front": 2, "back": 0}, "front is 2 at client 'north', 1 at the server; back is 0 at"),
         ({"run": None}, "run is None at client 'north', 'demo' at the server"),
@@ -424,7 +426,7 @@ def silent(address: str, client: str) -> Iterator[Any]:
         said = Event()
         requests = iter(said.wait, True)
         yield channel.stream_stream(f"/{SERVICE}/{METHOD}")(
-            requests, metadata=[("client-bin", client.encode())]
+            requests, metadata=[("client-bin", client.encode()), *own_versions()]
         )
         said.set()
 
@@ -455,7 +457,7 @@ def test_connections_of_one_session_that_take_nothing_keep_nobody_out() -> None:
         hello = frame.encode(Message({}, {**greeting, "session": session}))
         requests = chain([pack(Header(Kind.HELLO), hello.buffers())], iter(Event().wait, True))
         own = channel.stream_stream(f"/{SERVICE}/{METHOD}")
-        return own(requests, metadata=[("client-bin", b"north")])
+        return own(requests, metadata=[("client-bin", b"north"), *own_versions()])
 
     with grpc.insecure_channel(address) as channel:
         calls = [call(channel, "")]

@@ -11,6 +11,7 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedstrata.cli import log
 from fedstrata.cli.listener import EventDisplay
 from fedstrata.cli.tables import new_table
 from fedstrata.core.errors import DROPPED_OUT
@@ -140,6 +141,7 @@ class Display(EventDisplay):
             folder: The run directory.
             personal: Whether every client has a model of its own; the first row is then their mean.
         """
+        self._event = {"event": "summary"}
         scores = summary["metrics"]
         every, metric = list(overall(_first(scores))), summary["convergence"]["metric"]
         names = headings(_first(scores), metric)
@@ -154,7 +156,9 @@ class Display(EventDisplay):
         shown = len(names)
         while shown > 1 and self._width(_table(title, names[:shown], rows)) > self._console.width:
             shown -= 1
-        if any(rows.values()):
+        if log.is_json():
+            self.say(f"finished: {title} in summary.json")
+        elif any(rows.values()):
             self._console.print(_table(title, names[:shown], rows))
         else:
             self.say(without_scores(summary))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin, get_type
 
 import typer
 
+from fedstrata.cli import log
 from fedstrata.cli.options import number, seconds, sort_arguments, sort_files
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -354,4 +356,4 @@ def _take_kit(given: dict[str, Any]) -> Kit | None:
 
 
 def _warn(message: str) -> None:
-    typer.echo(message, err=True)
+    log.tell(message, level=logging.WARNING, event="warning")

@@ -1,5 +1,6 @@
 """What every display of events shares: progress bars on a terminal, plain lines, and one handler an event."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Self
 
@@ -7,10 +8,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
+from fedstrata.cli import log
 from fedstrata.cli.tables import say
 
 _STATUS = 72
 """Characters that all but the bar take in a line, of a usual run."""
+
+
+_WARNINGS = frozenset({"warning", "client_failed"})
 
 
 class EventDisplay:
@@ -23,7 +28,8 @@ class EventDisplay:
     """
 
     def __init__(self, console: Console | None, description: TextColumn, width: int) -> None:
-        self._console = console or Console()
+        self._console = console or Console(force_terminal=False if log.is_json() else None)
+        self._event: dict[str, Any] = {}  # that a line is said of
         self._progress = Progress(
             description,
             BarColumn(bar_width=max(8, min(width, self._console.width - _STATUS))),
@@ -43,11 +49,18 @@ class EventDisplay:
         self._progress.stop()
 
     def say(self, message: str) -> None:
-        """Prints one line."""
-        say(self._console, message)
+        """Prints one line; in a log of JSON with the event that it is said of."""
+        if log.is_json():
+            log.tell(message, **self._event)
+        else:
+            say(self._console, message)
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Takes one event."""
         handler = getattr(self, f"_on_{event}", None)
         if handler is not None:
+            level = logging.WARNING if event in _WARNINGS else logging.INFO
+            known = {name: facts.get(name) for name in ("client", "round")}
+            self._event = {"event": event, "level": level, **known}
             handler(facts)
+            self._event = {}

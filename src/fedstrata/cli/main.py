@@ -1,5 +1,6 @@
 """The `fedstrata` command. Nothing heavy is imported here: `fedstrata --help` answers at once."""
 
+import logging
 import sys
 import traceback
 from typing import Annotated, NoReturn
@@ -15,6 +16,7 @@ from fedstrata.cli import (
     federation,
     keys,
     ledger,
+    log,
     methods,
     plan,
     predict,
@@ -23,7 +25,9 @@ from fedstrata.cli import (
     score,
     serve,
     split,
+    status,
     synth,
+    watch,
 )
 from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError, printable
@@ -60,6 +64,8 @@ app.command()(serve.serve)
 app.command()(serve.join)
 app.command()(methods.methods)
 app.command()(report.report)
+app.command()(watch.watch)
+app.command()(status.status)
 app.command()(synth.synth)
 app.add_typer(attack.app, name="attack")
 app.add_typer(budget.app, name="budget")
@@ -90,6 +96,9 @@ def _fail(message: str, status: int) -> NoReturn:
         error = sys.exc_info()[1]
         for link in (error.__cause__ if error else None, error):  # a client's own error first
             traceback.print_tb(link.__traceback__ if link else None)
+    if log.is_json():
+        log.tell(message, level=logging.ERROR, event="failed")
+        sys.exit(status)
     for line in f"fedstrata: {message}".split("\n"):
         print(printable(line, len(line)), file=sys.stderr)
     sys.exit(status)

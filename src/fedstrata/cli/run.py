@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from fedstrata.cli import log
+from fedstrata.cli.log import LogJson
 from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.engine.fork_server import end_fork_server, fork_server
@@ -28,6 +30,7 @@ def run(
             "--until-eof", hidden=True, help="Stop when standard input closes: for programs that start runs."
         ),
     ] = False,
+    log_json: LogJson = False,
     debug: Debug = False,
 ) -> None:
     """Fine-tune a model across clients.
@@ -46,11 +49,13 @@ def run(
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.run_folder import open_run, resumable  # noqa: PLC0415
 
+    log.take_over()
     display, opened = Display(), None
     display.say("preparing the data and the model ...")
     try:
         source = asked or resumable(out or Path(), file, overrides, command="fedstrata run")
         opened = open_run(source, out, display, resume=resume)
+        log.about(run=opened.experiment.settings.name)
         if opened.experiment.workers == 1:
             end_fork_server()
         if opened.experiment.settings.workers == "auto":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli import lines
+from fedstrata.cli import lines, log
+from fedstrata.cli.log import LogJson
 from fedstrata.cli.options import (
     Arguments,
     Debug,
@@ -22,7 +24,14 @@ from fedstrata.cli.run import INTERRUPTED
 from fedstrata.core.errors import ConfigurationError, PolicyError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from fedstrata.cli.display import Display
     from fedstrata.core.settings.source import Source
+    from fedstrata.engine.remote import RemoteEngine
+    from fedstrata.engine.run import Run
+    from fedstrata.operations.serving import Operations
+    from fedstrata.transport.hub import Hub
 
 
 @lines.with_options(lines.ServerLine, deadline=3600)
@@ -39,6 +48,11 @@ def serve(
         ),
     ] = False,
     patience: Annotated[float, seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
+    operations: Annotated[
+        str | None,
+        typer.Option(help="Loopback address to tell /healthz and /metrics at.", metavar="HOST:PORT"),
+    ] = None,
+    log_json: LogJson = False,
     debug: Debug = False,
 ) -> None:
     """Run a federation whose clients join it, each a process of its own wherever its documents are.
@@ -60,13 +74,17 @@ def serve(
         require_free_folder,
     )
     from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
-    from fedstrata.transport.hub import require_free  # noqa: PLC0415
+    from fedstrata.operations.serving import Operations, require_operations  # noqa: PLC0415
+    from fedstrata.operations.standing import Standing  # noqa: PLC0415
+    from fedstrata.transport.addresses import require_free  # noqa: PLC0415
 
+    log.take_over()
     if resume_if_begun and has_ended(out):
-        typer.echo(f"the run in {out} has ended; nothing is left to do")
+        log.tell(f"the run in {out} has ended; nothing is left to do", event="ended")
         return
     resume = resume or (resume_if_begun and has_begun(out))
     guests = line.guests()
+    require_operations(operations)
     require_free(line.address)
     display = Display()
     display.say("preparing the model ...")
@@ -74,17 +92,29 @@ def serve(
         require_free_folder(out)
     source = configuration_of(line, arguments, out, resume=resume)
     experiment = prepare_server(source, guests.names)
+    log.about(run=experiment.settings.name)
     cache_bytes = int(line.cache_megabytes * 2**20)
     engine_of = partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience)
     agreements = Agreements(experiment, guests.names, line.megabytes * 2**20)  # before anything is written
-    run = open_served(source, experiment, out, display, engine_of, resume=resume)
+    standing = Standing(guests.names, display)
+    run = open_served(source, experiment, out, standing, engine_of, resume=resume)
     agreements.known = run.engine.weights
     hub = guests.hub(agreements, run.engine.welcome, shared_settings(experiment))
     run.engine.connect(hub)
+    told = Operations(run.folder, hub, standing, operations)
+    summary = _executed(run, hub, line.address, told, display)
+    display.show(summary, run.folder, personal=experiment.method.personal)
+
+
+def _executed(
+    run: Run[RemoteEngine], hub: Hub, listen: str, told: Operations, display: Display
+) -> Mapping[str, Any]:
+    """Returns the summary of a run whose clients come to an address; it ends their sessions."""
     complete = False
     try:
-        display.say(f"waiting on {hub.listen(line.address)} for {', '.join(guests.names)}")
-        with display:
+        everybody = f"; /healthz and /metrics on {told.place}" if told.public else ""
+        display.say(f"waiting on {hub.listen(listen)} for {', '.join(run.engine.clients())}{everybody}")
+        with told, display:
             summary = run.execute()
         complete = True
     except KeyboardInterrupt:
@@ -92,7 +122,7 @@ def serve(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         hub.stop(complete=complete)
-    display.show(summary, run.folder, personal=experiment.method.personal)
+    return summary
 
 
 @lines.with_options(lines.ClientLine, reconnect=600)
@@ -106,6 +136,7 @@ def join(
     policy: Annotated[
         Path | None, typer.Option(help="What this site allows, YAML; a run that asks for more is refused.")
     ] = None,
+    log_json: LogJson = False,
     debug: Debug = False,
 ) -> None:
     """Take part in a federation that a server runs; texts and labels stay here.
@@ -123,12 +154,16 @@ def join(
     from fedstrata.engine.site_policy import PolicyGuard  # noqa: PLC0415
     from fedstrata.transport.kit import IDENTITY, LOCK, POLICY  # noqa: PLC0415
 
+    log.take_over()
+    client = line.name
+    log.about(client=client)
     policy = policy or line.kept(POLICY)
     guard = PolicyGuard.read(policy) if policy is not None else None
-    session_of, client = line.sessions(), line.name
+    session_of = line.sessions()
     source = _site(*line.sorted(arguments))
-    typer.echo(f"asking {line.address} what is to be trained")
+    log.tell(f"asking {line.address} what is to be trained", event="asking")
     source = with_shared(source, line.settings())
+    log.about(run=source.values["name"])
     try:
         if guard is not None:
             guard.require_settings(check_settings(source).settings)
@@ -144,7 +179,7 @@ def join(
         remote.take_part(session_of)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    typer.echo("the run has ended")
+    log.tell("the run has ended", event="ended")
 
 
 def _site(file: Path | None, overrides: list[str]) -> Source:
@@ -177,19 +212,20 @@ def _tell(event: str, facts: Any) -> None:
     """Shows what a client does, a line a turn."""
     from fedstrata.record.privacy import budget_line  # noqa: PLC0415 - not for --help
 
+    say = partial(log.tell, event=event, round=facts.get("round"))
     if event == "joined":
-        typer.echo(f"joined as {facts['client']}")
+        say(f"joined as {facts['client']}")
     elif event == "session_over":
-        typer.echo(f"joining again: {facts['message']}")
+        say(f"joining again: {facts['message']}")
     elif event == "turn":
-        typer.echo(f"round {facts['round']}: {facts['handler']}")
+        say(f"round {facts['round']}: {facts['handler']}")
     elif event == "scoring":
-        typer.echo(f"scoring the {facts['part']} split")
+        say(f"scoring the {facts['part']} split")
     elif event in {"budget_refused", "policy_refused"}:
-        typer.echo(facts["message"], err=True)
+        say(facts["message"], level=logging.WARNING)
     elif event == "budget":
-        typer.echo(budget_line(facts["clients"].popitem()[1], facts))
+        say(budget_line(facts["clients"].popitem()[1], facts))
     elif event == "kept":
-        typer.echo(f"what was learnt is in {facts['folder']}")
+        say(f"what was learnt is in {facts['folder']}")
     elif event == "turn_failed":
-        typer.echo(f"round {facts['round']} has failed here: {facts['message']}", err=True)
+        say(f"round {facts['round']} has failed here: {facts['message']}", level=logging.WARNING)

@@ -23,7 +23,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)$")
 
 
 def write_atomically(
-    path: Path, pieces: Iterable[bytes | memoryview], *, durable: bool = True, secret: bool = False
+    path: Path, pieces: Iterable[bytes | memoryview], *, durable: bool = True, mode: int = 0o666
 ) -> None:
     """Writes a file under a temporary name, flushes it to disk, and renames it.
 
@@ -32,12 +32,12 @@ def write_atomically(
         pieces: Its content, in order.
         durable: Whether it must be on disk, and not only with the operating system, before this returns;
             many small files that can be made again are written faster without.
-        secret: Whether nobody else may read it (mode 600).
+        mode: Who may do what with it, less what the process's mask forbids.
     """
     temporary = _temporary(path)
     try:
         with errors_naming(path, temporary):
-            temporary.touch(mode=0o600 if secret else 0o666)
+            temporary.touch(mode)
             with temporary.open("r+b") as file:  # which keeps what is reserved until all is written
                 for piece in pieces:
                     file.write(piece)

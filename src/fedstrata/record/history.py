@@ -46,15 +46,24 @@ class History:
     summary: Mapping[str, Any] | None
 
 
+def require_run(folder: Path) -> None:
+    """Refuses a folder that holds no run.
+
+    Raises:
+        ConfigurationError: It does not.
+    """
+    for name in ("config.yaml", "record.jsonl"):
+        if not (folder / name).is_file():
+            raise ConfigurationError([Problem("", f"{folder} holds no run: there is no {name} in it")])
+
+
 def read_history(folder: Path) -> History:
     """Reads a run directory.
 
     Raises:
         ConfigurationError: The folder holds no run.
     """
-    for name in ("config.yaml", "record.jsonl"):
-        if not (folder / name).is_file():
-            raise ConfigurationError([Problem("", f"{folder} holds no run: there is no {name} in it")])
+    require_run(folder)
     events = read_events(folder / "record.jsonl")
     turns = [event for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
     start = start_of(events)
@@ -63,7 +72,7 @@ def read_history(folder: Path) -> History:
     return History(
         folder=folder,
         configuration=(folder / "config.yaml").read_text(encoding="utf-8"),
-        state=_state(turns),
+        state=state_of(events),
         start=start,
         rounds=committed_rounds(events),
         final=final,
@@ -107,7 +116,9 @@ def lost_clients(losses: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, lis
     return rounds
 
 
-def _state(turns: Sequence[Mapping[str, Any]]) -> State:
+def state_of(events: Sequence[Mapping[str, Any]]) -> State:
+    """Returns how a run ended, by the events of its record."""
+    turns = [event for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
     last = turns[-1] if turns else {"event": "run"}
     if last["event"] == "final":
         return "finished"

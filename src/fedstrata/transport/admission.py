@@ -10,6 +10,7 @@ from fedstrata.core.types import Message
 from fedstrata.transport.credentials import Certificates, Tokens, require_named
 from fedstrata.transport.header import Kind, unpack
 from fedstrata.transport.members import Greeting
+from fedstrata.transport.versions import own_versions, require_same_versions
 from fedstrata.wire import frame
 
 GREETING_BYTES = 2**20
@@ -91,7 +92,7 @@ class Admission:
         """Returns who calls, by its token and its certificate.
 
         Raises:
-            RefusedError: It is nobody who may join.
+            RefusedError: It is nobody who may join, or of another version.
         """
         said = dict(context.invocation_metadata())
         client = str(said.get("client-bin", b"").decode(errors="replace"))
@@ -102,6 +103,8 @@ class Admission:
             raise RefusedError(f"{client!r} is no client of this run")
         if self._certificates is not None:
             require_named(client, context.auth_context())
+        context.send_initial_metadata(own_versions())
+        require_same_versions(said.items(), f"client {client!r}", "the server")
         return client
 
 

@@ -84,7 +84,7 @@ class Federation:
             authority = Authority.create(settings.name)
             write_atomically(made / FEDERATION, [as_document(settings.model_dump())])
             write_files(own._authority, {"authority.pem": authority.issued.certificate})
-            write_atomically(own._authority / "authority.key", [authority.issued.key], secret=True)
+            write_atomically(own._authority / "authority.key", [authority.issued.key], mode=0o600)
             own._write_server(authority, listen)
             own._admit({name: own._write_site(authority, name, archive=archive) for name in sites})
         return cls(folder, settings)

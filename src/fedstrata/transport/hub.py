@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -15,6 +14,7 @@ import grpc
 
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, RefusedError
 from fedstrata.core.types import JSON, Message
+from fedstrata.transport.addresses import taken
 from fedstrata.transport.admission import GREETING_BYTES, Admission
 from fedstrata.transport.agreement import Agreement, accept
 from fedstrata.transport.credentials import Certificates, Tokens, require_safe
@@ -28,22 +28,6 @@ from fedstrata.wire.frame import Frame
 _logger = logging.getLogger(__name__)
 _BEATS = 4
 """Signs of life to those who wait, in the time after which they would give up."""
-
-_TAKEN = "cannot listen on {}: it is taken, or not an address of this machine"
-
-
-def require_free(address: str) -> None:
-    """Checks that an address can be listened on, before anything is written that would be left behind.
-
-    Raises:
-        LineError: It cannot.
-    """
-    host, _, port = address.rpartition(":")
-    try:
-        family, *_, place = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)[0]
-        socket.create_server(place[:2], family=family).close()
-    except OSError:
-        raise LineError(_TAKEN.format(address)) from None
 
 
 class Hub:
@@ -62,6 +46,7 @@ class Hub:
     Attributes:
         timing: How long to wait.
         turns: The numbers of turns; none comes twice.
+        at_work_since: When the server last looked at its lines; none while it waits for what comes on them.
     """
 
     def __init__(
@@ -89,6 +74,7 @@ class Hub:
         self.turns = count(1)
         self._next = 0
         self._beat = 0.0
+        self.at_work_since: float | None = None
         self._server = grpc.server(
             ThreadPoolExecutor(2 * len(clients) + 8, thread_name_prefix="line"),
             options=self.timing.options(largest + GREETING_BYTES),
@@ -122,7 +108,7 @@ class Hub:
         except RuntimeError:
             port = 0
         if not port:
-            raise LineError(_TAKEN.format(address))
+            raise taken(address)
         self._server.start()
         return f"{address.rpartition(':')[0]}:{port}"
 
@@ -131,6 +117,12 @@ class Hub:
         """The clients that have a session."""
         with self._changed:
             return tuple(self._members)
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        """The sessions there are, to be looked at alone."""
+        with self._changed:
+            return tuple(self._members.values())
 
     def greeting(self, client: str) -> Greeting:
         """Returns what a client said of itself when it joined.
@@ -174,7 +166,7 @@ class Hub:
                 if (now := time.monotonic()) >= until:
                     late = ", ".join(sorted(missing))
                     raise LineError(f"clients have not joined within {seconds:g} s: {late}")
-                self._changed.wait(max(0.0, min(until, self._expiry()) - now))
+                self._wait(min(until, self._expiry()) - now)
 
     def send(self, client: str, header: Header, content: Frame) -> None:
         """Sends a client something of a turn, in which it is expected to say something; does not wait.
@@ -184,7 +176,7 @@ class Hub:
         """
         member = self._member(client)
         member.link.send(header, content)
-        member.turn, member.asked = header.turn, time.monotonic()
+        member.ask(header)
 
     def tell(self, client: str, header: Header, content: Frame) -> None:
         """Sends a client something that it need not answer; does not wait.
@@ -194,7 +186,7 @@ class Hub:
         """
         member = self._member(client)
         member.link.send(header, content)
-        member.asked = None
+        member.asked = member.task = None
 
     def receive(self, seconds: float, unless: Callable[[], bool] = lambda: False) -> Arrival | None:
         """Returns what comes next from any client, or the next one that is lost.
@@ -215,7 +207,7 @@ class Hub:
                 now = time.monotonic()
                 if now >= until or unless():
                     return None
-                self._changed.wait(max(0.0, min(until, self._beat, self._expiry()) - now))
+                self._wait(min(until, self._beat, self._expiry()) - now)
 
     def drop(self, client: str, error: FedstrataError) -> None:
         """Ends a client's session; it is told why, and may join again unless it is refused for good."""
@@ -247,6 +239,10 @@ class Hub:
                 raise LineError(f"client {client!r} is not connected")
             return self._members[client]
 
+    def _wait(self, seconds: float) -> None:
+        self.at_work_since = None
+        self._changed.wait(max(0.0, seconds))
+
     def _taken(self) -> Arrival | None:
         """Returns what comes next if something is there; clients take turns."""
         members = list(self._members.values())
@@ -269,8 +265,9 @@ class Hub:
                 self._lose(member, LineError(f"client {member.client!r} has left"))
 
     def _expire(self) -> None:
-        """Gives up those who are silent for too long."""
-        now, revoked = time.monotonic(), self._admission.revoked(self._members)
+        """Gives up those who are silent for too long; the first thing in every look at the lines."""
+        self.at_work_since = now = time.monotonic()
+        revoked = self._admission.revoked(self._members)
         for member in list(self._members.values()):
             down = member.link.down_since
             if member.client in revoked:
@@ -302,7 +299,8 @@ class Hub:
             del self._members[member.client]
         member.link.lose(error)
         self._losses.append(Arrival(member.client, member.session, lost=error))
-        _logger.info("client %s is lost: %s", member.client, error)
+        facts = {"event": "lost", "client": member.client}
+        _logger.info("client %s is lost: %s", member.client, error, extra={"facts": facts})
 
     def _converse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[list[bytes]]:
         """Serves one connection."""

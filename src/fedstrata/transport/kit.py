@@ -92,7 +92,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Writes files of a kit; each appears complete or not at all, and secrets for their owner alone."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for name, content in files.items():
-        write_atomically(folder / name, [content], secret=name in SECRETS)
+        write_atomically(folder / name, [content], mode=0o600 if name in SECRETS else 0o644)
 
 
 def write_archive(path: Path, files: Mapping[str, bytes]) -> None:
@@ -105,7 +105,7 @@ def write_archive(path: Path, files: Mapping[str, bytes]) -> None:
             entry = zipfile.ZipInfo(name)
             entry.external_attr = (stat.S_IFREG | (0o600 if name in SECRETS else 0o644)) << 16
             archive.writestr(entry, content)
-    write_atomically(path, [buffer.getbuffer()], secret=True)
+    write_atomically(path, [buffer.getbuffer()], mode=0o600)
 
 
 def _unpacked(path: Path) -> dict[str, bytes]:

@@ -1,5 +1,6 @@
 """Who is at the server's end of the lines, and what comes from there."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -45,6 +46,7 @@ class Member:
     Attributes:
         turn: The last turn in which the client was asked something; 0 before the first.
         asked: Since when it is expected to say something in it; none if it waits for the server.
+        task: The plan that it works at, or the request for the update that it sends; none if it waits.
         first: The first turn of which it may still speak: what it says comes in order, and nothing comes
             behind the end of a turn.
     """
@@ -56,6 +58,7 @@ class Member:
     link: Link
     turn: int = 0
     asked: float | None = None
+    task: Header | None = None
     first: int = 0
 
     @property
@@ -63,6 +66,12 @@ class Member:
         """Seconds without a sign of life after which the client gives up, as far as it says so."""
         said = self.greeting.get("patience")
         return max(float(said), _LEAST_PATIENCE) if is_number(said, MOST) else float("inf")
+
+    def ask(self, header: Header) -> None:
+        """Notes that the client was sent something of a turn, in which it is expected to say something."""
+        self.turn, self.asked = header.turn, time.monotonic()
+        if header.kind != Kind.SAID:  # which belongs to a plan
+            self.task = header
 
     def hear(self, header: Header) -> None:
         """Notes that the client has said something; of the turn in which it was asked, it is in time.
@@ -80,6 +89,8 @@ class Member:
         self.first = header.turn + (header.kind in (Kind.UPDATE, Kind.FAILED))
         if header.turn == self.turn:
             self.asked = None
+            if header.kind != Kind.SAID:
+                self.task = None
 
     def is_late(self, timing: Timing, now: float) -> bool:
         """Whether the client has been asked something and has been silent of it for too long."""

@@ -26,6 +26,7 @@ from fedstrata.transport.credentials import Certificates, require_safe
 from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS, Header, Kind, pack, unpack
 from fedstrata.transport.link import Link
 from fedstrata.transport.timing import Timing
+from fedstrata.transport.versions import own_versions, require_same_versions
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
@@ -72,17 +73,18 @@ def settings_of(
         refused: Whether it is told that the client does not join the run, by a rule of its own.
 
     Raises:
-        RefusedError: The server does not know this client, or is none that trains.
+        RefusedError: The server does not know this client, is of another version, or is none that trains.
         LineError: It cannot be reached.
     """
     require_safe(address, insecure=certificates is None, setting="--server")
     hint, cause = _PLAIN if certificates is None else _REFUSED, ""
     with _channel(address, certificates, timing.options(_SETTINGS_BYTES)) as channel:
         said, asked = REFUSED if refused else b"", channel.unary_unary(f"/{SERVICE}/{SETTINGS}")
-        ask = partial(asked, said, metadata=_metadata(client, token))
+        ask = partial(asked.with_call, said, metadata=_metadata(client, token))
         for waits in (False, True):
             try:
-                data = ask(timeout=timing.reconnect, wait_for_ready=waits)
+                data, call = ask(timeout=timing.reconnect, wait_for_ready=waits)
+                require_same_versions(call.initial_metadata(), "the server", f"client {client!r}")
                 return frame.decode(frame.split(data), Message).values
             except grpc.RpcError as error:
                 code, details = error.code(), printable(error.details() or "")
@@ -116,7 +118,7 @@ def _channel(address: str, certificates: Certificates | None, options: list[tupl
 
 def _metadata(client: str, token: str | None) -> list[tuple[str, str | bytes]]:
     shown: list[tuple[str, str | bytes]] = [("authorization", f"Bearer {token}")] if token else []
-    return [("client-bin", client.encode()), *shown]
+    return [("client-bin", client.encode()), *own_versions(), *shown]
 
 
 class Membership:

@@ -13,6 +13,19 @@ from fedstrata.record.report.comparison import comparison_page
 from fedstrata.record.report.run import run_page
 
 
+def report_page(folders: Sequence[Path]) -> str:
+    """Returns a report as HTML.
+
+    Args:
+        folders: Run directories: one for a report of its own, several for a comparison.
+
+    Raises:
+        ConfigurationError: A folder holds no run.
+    """
+    histories = [read_history(folder) for folder in folders]
+    return run_page(histories[0]) if len(histories) == 1 else comparison_page(histories)
+
+
 def write_report(folders: Sequence[Path], file: Path) -> None:
     """Writes a report; it appears complete or not at all.
 
@@ -23,6 +36,4 @@ def write_report(folders: Sequence[Path], file: Path) -> None:
     Raises:
         ConfigurationError: A folder holds no run.
     """
-    histories = [read_history(folder) for folder in folders]
-    page = run_page(histories[0]) if len(histories) == 1 else comparison_page(histories)
-    write_atomically(file, [page.encode()])
+    write_atomically(file, [report_page(folders).encode()])

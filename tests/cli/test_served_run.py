@@ -1,0 +1,74 @@
+"""`fedstrata serve` and `join` as real processes that are looked after while they run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+from support import TINY
+
+from fedstrata.operations.serving import picture_of
+
+PROGRAM = [sys.executable, "-m", "fedstrata"]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
+SITES = ("site-1", "site-2")
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Starts a verb that logs JSON."""
+    command = [*PROGRAM, *arguments, "--log-json"]
+    return subprocess.Popen(
+        command, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def lines(stream: IO[str] | None) -> Iterator[dict[str, Any]]:
+    assert stream is not None
+    yield from map(json.loads, stream)
+
+
+@pytest.mark.slow
+def test_a_served_run_is_told_of_from_its_beginning_to_its_end(tmp_path: Path) -> None:
+    folder, joins = tmp_path / "run", list[subprocess.Popen[str]]()
+    guests = ["--insecure", "--clients", ",".join(SITES), "--listen", "127.0.0.1:0", "--out", str(folder)]
+    server = start("serve", *TINY, *guests)
+    try:
+        log = lines(server.stdout)
+        waiting = next(line for line in log if line["message"].startswith("waiting on "))
+        address = waiting["message"].split()[2]
+        status = subprocess.run(
+            [*PROGRAM, "status", str(folder), "--once", "--json"], capture_output=True, text=True, check=True
+        )
+        told = json.loads(status.stdout)
+        assert (told["server"], told["state"]) == ("running", "waiting for sites")
+        assert [site["doing"] for site in told["sites"]] == ["awaited", "awaited"]
+        for site in SITES:
+            own = ["--insecure", "--client", site, "--server", address, "--home", str(tmp_path / site)]
+            joins.append(start("join", *[item for item in TINY if item.startswith("data.")], *own))
+        first = next(line for line in log if line["event"] == "round")
+        assert (first["round"], first["run"]) == (1, "demo")
+        told = picture_of(folder)
+        assert told["committed"] >= 1
+        assert all(site["bytes_up"] > 0 for site in told["sites"])
+        *_, last = log
+        assert last["message"] == f"run directory: {folder}"
+        for site, process in zip(SITES, joins, strict=True):
+            found = list(lines(process.stdout))
+            assert all(line["client"] == site for line in found)
+            assert [line["round"] for line in found if line["event"] == "turn"] == [1, 2]
+            assert found[-1]["event"] == "ended"
+            assert process.wait() == 0
+        assert server.wait() == 0
+    finally:
+        for process in (server, *joins):
+            process.kill()
+            process.communicate()
+    assert not (folder / "operations.json").exists()
+    told = picture_of(folder)
+    assert (told["server"], told["state"], told["committed"]) == ("not running", "finished", 2)

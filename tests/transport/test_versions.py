@@ -1,0 +1,106 @@
+"""A side of another version is refused by its version, whatever else it says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from fedstrata.core.errors import RefusedError
+from fedstrata.transport.header import METHOD, PROTOCOL, SERVICE, SETTINGS
+from fedstrata.transport.hub import Hub
+from fedstrata.transport.membership import settings_of
+from fedstrata.transport.timing import Timing
+from fedstrata.transport.versions import own_versions
+
+OWN, NUMBER = dict(own_versions())["fedstrata-version"], str(PROTOCOL)
+BOTH = ": both must have the same"
+
+
+def nobody(client: str, greeting: object) -> Any:
+    raise AssertionError("it has come as far as this")
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ([("fedstrata-version", "9.9.0"), ("fedstrata-protocol", NUMBER)], "fedstrata 9.9.0 (protocol 5)"),
+        ([("fedstrata-version", OWN), ("fedstrata-protocol", "99")], f"fedstrata {OWN} (protocol 99)"),
+        ([], "a fedstrata that does not say its version"),
+    ],
+)
+@pytest.mark.parametrize("call", [METHOD, SETTINGS])
+def test_a_client_of_another_version_is_refused_before_it_has_said_a_word(
+    call: str, said: list[tuple[str, str]], told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub = Hub(nobody, largest=2**20, clients=["north"])
+    try:
+        metadata = [("client-bin", b"north"), *said]
+        channel = grpc.insecure_channel(hub.listen("127.0.0.1:0"), [("grpc.enable_http_proxy", 0)])
+        with channel, pytest.raises(grpc.RpcError) as caught:
+            if call == SETTINGS:
+                channel.unary_unary(f"/{SERVICE}/{call}")(b"what nobody can read", metadata=metadata)
+            else:
+                next(channel.stream_stream(f"/{SERVICE}/{call}")(iter([b"\0"]), metadata=metadata))
+    finally:
+        hub.stop(1.0)
+    message = f"client 'north' has {told}, the server has fedstrata {OWN} (protocol {NUMBER}){BOTH}"
+    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, message)
+    assert caplog.messages == [message]
+
+
+class LaterServer(grpc.GenericRpcHandler):
+    """A server of a later version, of which nothing but its metadata can be read."""
+
+    def service(self, details: Any) -> Any:
+        """Serves any call."""
+
+        def answer(request: bytes, context: grpc.ServicerContext) -> bytes:
+            context.send_initial_metadata((("fedstrata-version", "9.9.0"), ("fedstrata-protocol", "99")))
+            return b"settings of a form that is not known yet"
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+
+def test_a_server_of_another_version_is_refused_before_its_settings_are_read() -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=[LaterServer()])
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        with pytest.raises(RefusedError) as caught:
+            settings_of(address, "north", None, None, Timing(reconnect=5.0))
+    finally:
+        server.stop(0).wait()
+    there, here = "fedstrata 9.9.0 (protocol 99)", f"fedstrata {OWN} (protocol {NUMBER})"
+    assert str(caught.value) == f"the server has {there}, client 'north' has {here}{BOTH}"
+
+
+OLDER = """
+import importlib.metadata as metadata
+known = metadata.version
+metadata.version = lambda name: "0.0.9" if name == "fedstrata" else known(name)
+from fedstrata.cli.main import main
+main()
+"""
+
+
+@pytest.mark.slow
+def test_fedstrata_join_of_another_version_ends_with_both_named(caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"fedstrata": OWN, "settings": {"a section of a later version": 1}}
+    hub = Hub(nobody, largest=2**20, clients=["north"], settings=settings)  # type: ignore[arg-type]
+    try:
+        address = hub.listen("127.0.0.1:0")
+        join = [sys.executable, "-c", OLDER, "join", "--insecure", "--client", "north", "--server", address]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(join, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        hub.stop(1.0)
+    here = f"fedstrata {OWN} (protocol {NUMBER})"
+    message = f"client 'north' has fedstrata 0.0.9 (protocol {NUMBER}), the server has {here}{BOTH}"
+    assert (done.returncode, done.stderr) == (2, f"fedstrata: the server refuses: {message}\n")
+    assert caplog.messages == [message]
