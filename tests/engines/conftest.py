@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from troubled import make_known
+from troubled import Troubled, TwoHandlers, make_known
+
+from fedstrata.methods import METHODS
 
 NODES = 2
 SMALL = {"num_cpus": 1, "object_store_memory": 2**27}
@@ -26,6 +28,12 @@ class RayNodes:
             self.cluster.remove_node(node)
         while len(self.cluster.worker_nodes) < NODES:
             self.cluster.add_node(**SMALL)
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "troubled", Troubled)
+    monkeypatch.setitem(METHODS, "two_handlers", TwoHandlers)
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ import pytest
 from private_client import JOINT, PRIVATE
 from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
-from troubled import Troubled, TwoHandlers
 
 from fedstrata.client.turn import SCORE, Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
@@ -25,7 +24,6 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
-from fedstrata.methods import METHODS
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.timing import Timing
 
@@ -132,12 +130,6 @@ def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None
             for path in paths
         ]
         assert trained[0] == trained[1]
-
-
-@pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "troubled", Troubled)
-    monkeypatch.setitem(METHODS, "two_handlers", TwoHandlers)
 
 
 @pytest.fixture
