@@ -18,16 +18,17 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, State, Update
+from fedstrata.methods import METHODS
 from fedstrata.methods.averaging import Averaging
 from fedstrata.methods.fedavg import FedAvg
 
 
 class Troubled(FedAvg):
-    """FedAvg, one client of which fails, or its process ends, in its first turn or in all of them."""
+    """FedAvg, one client of which fails, or its process or machine ends, in its first turn or in all."""
 
     name: Literal["troubled"] = "troubled"  # type: ignore[assignment]
     client: str
-    trouble: Literal["fails", "is killed", "is always killed", "breaks", "has no room"]
+    trouble: Literal["fails", "is killed", "is always killed", "loses its machine", "breaks", "has no room"]
     marks: str
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
@@ -48,6 +49,9 @@ class Troubled(FedAvg):
             raise TrainingError("diverged")
         if self.trouble == "is always killed" or not mark.exists():
             mark.touch()
+            if self.trouble == "loses its machine":  # what has started the worker, which ends with it
+                os.kill(os.getppid(), signal.SIGKILL)
+                signal.pause()
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -77,3 +81,8 @@ class TwoHandlers(Averaging):
         if client.id == "site-2" and turns == self.fails_in:
             raise TrainingError("diverged")
         return Update({}, {}, weight=float(len(client.examples)))
+
+
+def make_known() -> None:
+    """Lets configurations in this process name them."""
+    METHODS.update(troubled=Troubled, two_handlers=TwoHandlers)

@@ -2,8 +2,8 @@
 
     python benchmarks/reliability/kill.py --engine grpc --kills 100
 
-Runs `kill.yaml` again and again, and kills one of its processes, any one, by SIGKILL after a random time, till
-so many have been killed. What was killed is started again by the very command that started it, as a service
+Runs `kill.yaml` again and again, and kills one of its processes, any one, by SIGKILL after a random time, so
+often as is asked. What was killed is started again by the very command that started it, as a service
 manager does; of the workers of a simulation it is the run's own process that starts them again. A run that
 fails because a client was lost is started again too. Nobody else does anything.
 
@@ -24,6 +24,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -140,8 +141,6 @@ def served_members(folder: Path, run: Path) -> list[Member]:
 
 def free_address() -> str:
     """Returns an address of this machine that nobody listens on."""
-    import socket
-
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"127.0.0.1:{taken.getsockname()[1]}"
 
@@ -209,7 +208,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    chance = random.Random(options.seed)
+    chance = random.Random(options.seed)  # noqa: S311 - moments of kills, no secrets
     with tempfile.TemporaryDirectory(prefix="kill-") as place:
         root = Path(place)
         undisturbed = Member(members_of("local", made(root / "undisturbed"))[0].command, root / "log")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import psutil
 import pytest
 import torch
+from private_client import PRIVATE
 from support import TINY
 
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine import processors
+from fedstrata.engine import processors, ray_cluster
+from fedstrata.engine.forked_workers import ForkedWorkers
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.processors import idle_workers, workers_of
-from fedstrata.engine.workers import Workers
 
 NONE: Any = None
 Auto = Callable[..., int]
@@ -100,11 +103,22 @@ def test_more_workers_than_gpus_are_refused(
 def test_a_new_process_has_the_gpu_that_no_other_is_on(gpus: Callable[[int], None]) -> None:
     """That of one which has ended, too."""
     gpus(3)
-    model = SimpleNamespace(device=torch.device("cuda"))
-    workers = Workers(SimpleNamespace(model=model), NONE, NONE, NONE)  # type: ignore[arg-type]
-    process: Any = SimpleNamespace(kill=lambda: None)
+    experiment = SimpleNamespace(model=SimpleNamespace(device=torch.device("cuda")))
+    source = ForkedWorkers(experiment, NONE, NONE)  # type: ignore[arg-type]
     for expected in (0, 1, 2):
-        assert workers._device() == torch.device("cuda", expected)
-        workers._processes.append(SimpleNamespace(device=workers._device(), **vars(process)))  # type: ignore[arg-type]
-    workers._end(workers._processes[1])
-    assert workers._device() == torch.device("cuda", 1)
+        assert source._device() == torch.device("cuda", expected)
+        source._alive.append(SimpleNamespace(device=source._device()))  # type: ignore[arg-type]
+    source._alive.pop(1)
+    assert source._device() == torch.device("cuda", 1)
+
+
+def test_ray_without_its_extra_and_a_budget_of_this_machine_are_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "find_spec", lambda name: None)
+    budget = f"privacy.budget={{path: {tmp_path / 'budget.db'}, epsilon: 4.0, delta: 0.01}}"
+    with pytest.raises(ConfigurationError) as refused:
+        prepare(read_source(None, [*TINY, *PRIVATE, "privacy.noise=secure", budget, "workers=ray"]))
+    told = str(refused.value)
+    assert "workers: ray is not installed; install it with: pip install 'fedstrata[ray]'" in told
+    assert "privacy.budget: lies on this machine, and with workers=ray turns begin on others" in told

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ import pytest
 from private_client import JOINT, PRIVATE
 from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
-from troubled import Troubled, TwoHandlers
 
 from fedstrata.client.turn import SCORE, Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
@@ -24,12 +24,15 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
-from fedstrata.methods import METHODS
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.timing import Timing
 
+RAY = pytest.param("ray", marks=pytest.mark.engines)
+SLOW_RAY = pytest.param("ray", marks=[pytest.mark.engines, pytest.mark.slow])
 ENGINES = ("workers", "remote")
-"""All but the local one, which they are held against."""
+"""All but the local one, which they are held against, and those that need an extra."""
+WORKERS = ("2", SLOW_RAY)
+"""What `workers` may be for several at once: processes of this machine, or of a cluster."""
 FAST = (
     ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on", "training.epochs=2"),
     ("method={name: fedtlu, portion: 0.34, selection: sketched}", "federation.sample=0.67"),
@@ -57,6 +60,12 @@ DIVIDED = (
 """Their clients are at work one after the other but where they are processes of their own."""
 SIMULATED = ("corrupt", "dropout", "devices", "score_clients")
 """What only a simulation does."""
+SECURE = ("privacy.secure_aggregation=true",)
+PRIVACY = {"none": (), "private": PRIVATE, "secure": SECURE}
+ON_RAY = [
+    ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on"),
+    ("method={name: fedper}",),
+]
 EVERY = [
     pytest.param(
         engine,
@@ -67,6 +76,9 @@ EVERY = [
     for engine in ENGINES
     for run in (*METHODS_OF_RUNS, *(DIVIDED if engine == "remote" else ()))
     if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
+] + [
+    pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
+    for run in METHODS_OF_RUNS
 ]
 
 
@@ -74,9 +86,12 @@ EVERY = [
 def _nobody_is_left() -> Iterator[None]:
     """No process outlasts the run that started it, but for the server they are forked from."""
     yield
-    children = psutil.Process().children(recursive=True)
-    at_work = [child for child in children if "fedstrata.engine.workers" not in " ".join(child.cmdline())]
-    assert not [child for child in at_work if "forkserver" in " ".join(child.cmdline())]
+    commands = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it has ended, and nobody has asked how
+            commands.append(" ".join(child.cmdline()))
+    at_work = [command for command in commands if "fedstrata.engine.workers" not in command]
+    assert not [command for command in at_work if "forkserver" in command]
 
 
 RunBy = Callable[..., Finished]
@@ -87,8 +102,11 @@ def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) ->
     """Runs a tiny federation by the engine of this name."""
 
     def run(engine: str, *overrides: str) -> Finished:
+        if engine == "ray":
+            request.getfixturevalue("ray_nodes")
         if engine != "remote":
-            return run_tiny(*overrides, *(["workers=2"] if engine == "workers" else []), out="other")
+            workers = {"workers": ["workers=2"], "ray": ["workers=ray"]}.get(engine, [])
+            return run_tiny(*overrides, *workers, out="other")
         return served(tmp_path / "served", request.getfixturevalue("clients"), *overrides)
 
     return run
@@ -114,10 +132,16 @@ def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None
         assert trained[0] == trained[1]
 
 
-@pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "troubled", Troubled)
-    monkeypatch.setitem(METHODS, "two_handlers", TwoHandlers)
+@pytest.fixture
+def several(run_tiny: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
+    """Runs as `run_tiny` does with several workers: those of the test's parameter `workers`."""
+    if workers == "ray":
+        request.getfixturevalue("ray_nodes")
+
+    def run(*overrides: str, out: str = "run") -> Finished:
+        return run_tiny(*overrides, f"workers={workers}", out=out)
+
+    return run
 
 
 SCORES = {"global", "clients", "mean_client", "external", "best"}
@@ -171,6 +195,21 @@ def test_it_is_the_local_one(
     assert_same_ledgers(local, other, served=engine == "remote")
 
 
+@pytest.mark.engines
+@pytest.mark.parametrize("privacy", PRIVACY)
+@pytest.mark.parametrize("method", ON_RAY, ids=lambda method: method[0])
+def test_a_cluster_of_two_nodes_is_the_local_engine(
+    run_by: RunBy, run_once: RunTiny, method: tuple[str, ...], privacy: str
+) -> None:
+    """Of masked sums the keys are drawn anew, so that what was sent is never the same."""
+    overrides = (*method, *PRIVACY[privacy], "threads=1")
+    local, other = run_once(*overrides), run_by("ray", *overrides)
+    assert other.of("run")[0]["workers"] == 2
+    assert_same(local, other)
+    if privacy != "secure":
+        assert_same_ledgers(local, other, served=False)
+
+
 @pytest.mark.slow
 def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
     run_tiny: RunTiny, tmp_path: Path
@@ -199,7 +238,6 @@ def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
     assert not kept_by(run, "site-1").tensors, "of a round that changes nothing nobody keeps anything"
 
 
-SECURE = ("privacy.secure_aggregation=true",)
 SHARED = "method={name: layer_skipping, top: 1}"
 
 
@@ -280,7 +318,7 @@ def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
     return (method, "federation.min_clients=1", "threads=1")
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", [*ENGINES, SLOW_RAY])
 def test_a_client_that_fails_is_lost(run_by: RunBy, run_tiny: RunTiny, tmp_path: Path, engine: str) -> None:
     overrides = troubled("fails", tmp_path)
     local = run_tiny(*overrides, out="local")
@@ -358,20 +396,28 @@ def test_what_a_client_sends_in_place_of_scores_ends_no_run(clients: Clients, tm
     }
 
 
-def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(run_tiny: RunTiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("workers", "trouble"),
+    [
+        ("2", "is killed"),
+        *(pytest.param("ray", how, marks=RAY.marks) for how in ("is killed", "loses its machine")),
+    ],
+)
+def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(
+    several: RunTiny, run_once: RunTiny, tmp_path: Path, trouble: str
+) -> None:
     """It is killed when the client has trained, and has kept something of it."""
-    once = run_tiny(*troubled("is killed", tmp_path), "workers=2", out="killed")
+    once = several(*troubled(trouble, tmp_path), out="killed")
     assert (tmp_path / "site-2").exists()
-    never = run_tiny("method={name: fedavg}", "threads=1", out="never")
+    never = run_once("method={name: fedavg}", "threads=1")
     assert_same_tensors(once.state.tensors, never.state.tensors)
     assert once.summary["metrics"] == never.summary["metrics"]
     assert once.summary["failures"]["clients"] == {}
 
 
-def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(
-    run_tiny: RunTiny, tmp_path: Path
-) -> None:
-    run = run_tiny(*troubled("is always killed", tmp_path), "workers=2")
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(several: RunTiny, tmp_path: Path) -> None:
+    run = several(*troubled("is always killed", tmp_path))
     assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
         ("site-2", "WorkerLostError")
     ] * 2
@@ -412,12 +458,13 @@ def test_an_update_that_shared_memory_has_no_room_for_is_named(run_tiny: RunTiny
         run_tiny(*troubled("has no room", tmp_path), "workers=2")
 
 
-def test_a_mistake_in_the_program_stops_the_run(run_tiny: RunTiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_mistake_in_the_program_stops_the_run(several: RunTiny, tmp_path: Path) -> None:
     with pytest.raises(KeyError, match="a mistake"):
-        run_tiny(*troubled("breaks", tmp_path), "workers=2")
+        several(*troubled("breaks", tmp_path))
 
 
-@pytest.mark.parametrize("engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow), RAY])
 def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_by: RunBy, engine: str) -> None:
     """What it kept when it trained goes too: the store is that of the round before."""
     run = run_by(engine, "method={name: two_handlers}", "federation.min_clients=1", "threads=1")
@@ -434,9 +481,12 @@ def test_what_nobody_takes_leaves_no_trace(run_tiny: RunTiny, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("method", ["centralized", "fl_llama"])
-def test_clients_that_cannot_work_at_once_refuse_workers(run_tiny: RunTiny, method: str) -> None:
-    with pytest.raises(ConfigurationError, match="workers: must be 1 or auto"):
-        run_tiny(f"method={{name: {method}}}", "workers=2")
+@pytest.mark.parametrize("workers", ["2", "ray"])
+def test_clients_that_cannot_work_at_once_refuse_workers(
+    run_tiny: RunTiny, method: str, workers: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"workers: must be 1 or auto .* not {workers}"):
+        run_tiny(f"method={{name: {method}}}", f"workers={workers}")
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def run(
     if resume and out is None:
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
     asked = None if resume else configuration(file, overrides)
-    if asked is not None and asked.values.get("workers", 1) != 1:
+    if asked is not None and asked.values.get("workers", 1) not in (1, "ray"):
         fork_server()  # which imports while this process prepares
 
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
@@ -58,8 +58,8 @@ def run(
         log.about(run=opened.experiment.settings.name)
         if opened.experiment.workers == 1:
             end_fork_server()
-        if opened.experiment.settings.workers == "auto":
-            display.say(f"workers: auto is {opened.experiment.workers} here")
+        if isinstance(found := opened.experiment.settings.workers, str):
+            display.say(f"workers: {found} is {opened.experiment.workers} here")
         with display:
             summary = opened.execute(resume=resume)
     except KeyboardInterrupt:

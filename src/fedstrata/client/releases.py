@@ -68,12 +68,20 @@ class Release:
                 f"noise allows for {self._allowed}: one in each of its rounds, and privacy.spare_turns. What "
                 "was committed stays; begin another run, with more spare turns, for more"
             )
-        self._folder.mkdir(parents=True, exist_ok=True)
         if self._account is not None:
             self._account.begin()
+        self.take_down()
+        self._begun = True
+
+    def take_down(self) -> None:
+        """Takes the turn down in the client's folder, whatever its noise allows.
+
+        Also where that is at another place than the turn, whose process is lost: nobody can say whether it
+        had begun.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
         self._append("begun")
         keep_names(self._folder)
-        self._begun = True
 
     def finish(self, update: Update, store: ClientStore) -> None:
         """Keeps an update, and what the client has stored of the turn, if anything was spent for it."""

@@ -22,6 +22,7 @@ from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import (
     EXCHANGE,
+    FIRST_EXCHANGE,
     INPUT,
     SCORE,
     Done,
@@ -70,7 +71,8 @@ from fedstrata.privacy.secure_sum.quantization import packed
 from fedstrata.privacy.secure_sum.refusals import SessionLost, WrongSum
 from fedstrata.wire import frame
 
-KEYS, SHARES, CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("keys", "shares", "consistency", "unmask"))
+KEYS = EXCHANGE + FIRST_EXCHANGE
+SHARES, CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("shares", "consistency", "unmask"))
 COUNTED = {part: f"scores/{part}" for part in PARTS[1:]}
 """The names of the sums of what was counted, by part of the split."""
 ATTEMPTS = "sums.sqlite"

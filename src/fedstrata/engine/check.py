@@ -23,6 +23,7 @@ from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split, every
 from fedstrata.engine.model import refusals, with_adapter
 from fedstrata.engine.privacy import check_budget, settings_problems, sum_problems
+from fedstrata.engine.ray_cluster import ray_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
@@ -244,7 +245,8 @@ def machine_problems(settings: RunSettings, *, apart: bool = False) -> list[Prob
     """
     private = [require_installed] if settings.privacy.mechanism != "none" else []
     own = partial(check_budget, settings.privacy, apart=apart)
-    return refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), own, *private)
+    found = refusals(lambda: device_of(settings), lambda: require_trackers(settings.report_to), own, *private)
+    return [*found, *ray_problems(settings)]
 
 
 def check_metric(settings: RunSettings, task: Task | None) -> None:

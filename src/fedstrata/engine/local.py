@@ -25,8 +25,11 @@ from fedstrata.core.types import ClientInfo, Message, State, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine import budgets
 from fedstrata.engine.conversation import Conversation
+from fedstrata.engine.forked_workers import ForkedWorkers
+from fedstrata.engine.jobs import WorkerSource
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
+from fedstrata.engine.ray_cluster import RAY
 from fedstrata.engine.scoring import Scorer, scores_everywhere
 from fedstrata.engine.sites import fingerprint, sites_of
 from fedstrata.engine.workers import Workers
@@ -76,8 +79,17 @@ class LocalEngine(Engine):
             privacy=experiment.privacy,
         )
         self._secure = self._secure_turns() if experiment.privacy.settings.secure_aggregation else None
-        several = experiment.workers > 1
-        self._workers = Workers(experiment, folder, self._heard, LocalEngine) if several else None
+        source = self._source() if experiment.workers > 1 else None
+        self._workers = Workers(experiment.workers, folder, self._heard, source) if source else None
+
+    def _source(self) -> WorkerSource:
+        """Returns where workers come from: this machine, or a cluster."""
+        experiment, folder = self._experiment, self._folder
+        if experiment.settings.workers != RAY:
+            return ForkedWorkers(experiment, folder, LocalEngine)
+        from fedstrata.engine.ray_workers import RayWorkers  # noqa: PLC0415 - optional
+
+        return RayWorkers(experiment, folder, LocalEngine, self._fingerprint, list(self._site))
 
     def _secure_turns(self) -> SecureTurns:
         """Returns what answers the orders of masked sums; clients have their identities then."""

@@ -9,6 +9,7 @@ from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.data.split import Split
+from fedstrata.engine.ray_cluster import RAY, places
 from fedstrata.engine.sampling import sample_size
 from fedstrata.metrics.cost import cores
 from fedstrata.models.state import Model
@@ -27,10 +28,11 @@ _FRAMES = 3
 def idle_workers(settings: RunSettings, method: Method) -> list[Problem]:
     """Returns the problem that more workers are asked for than can compute at once, if so."""
     most, why = _most(settings, method)
-    if settings.workers == "auto" or most is None or settings.workers <= most:
+    asked = settings.workers
+    if asked == "auto" or most is None or (asked != RAY and asked <= most):
         return []
     allowed = "1" if most == 1 else f"at most {most}"
-    return [Problem("workers", f"must be {allowed} or auto with {why}, not {settings.workers}")]
+    return [Problem("workers", f"must be {allowed} or auto with {why}, not {asked}")]
 
 
 def _most(settings: RunSettings, method: Method) -> tuple[int | None, str]:
@@ -43,6 +45,8 @@ def _most(settings: RunSettings, method: Method) -> tuple[int | None, str]:
         return None, "cpu"
     if ":" in settings.device:
         return 1, f"device {settings.device}, as each has a GPU of its own"
+    if settings.workers == RAY:
+        return None, "the GPUs of the cluster"
     return torch.cuda.device_count(), "the GPUs that torch sees here, of which each has one of its own"
 
 
@@ -51,7 +55,7 @@ def workers_of(settings: RunSettings, method: Method, model: Model, clients: Map
 
     `auto` takes as many as there are cores (GPUs, if clients are on one), clients in a round, and room for in
     memory and in that which processes share; and one where the whole run is shorter than it takes to start
-    processes.
+    processes. `ray` takes as many as the cluster, which it joins, has CPUs or GPUs for, and a round clients.
 
     Args:
         settings: The run's settings.
@@ -59,11 +63,13 @@ def workers_of(settings: RunSettings, method: Method, model: Model, clients: Map
         model: The loaded model.
         clients: The documents of each client by split.
     """
-    if settings.workers != "auto":
+    if isinstance(settings.workers, int):
         return settings.workers
     most, _ = _most(settings, method)
     training = [own.train for own in clients.values() if own.train]
     sampled = sample_size(len(training), settings.federation.sample)
+    if settings.workers == RAY:
+        return min(sampled, places(settings.threads or 1, gpu=model.device.type == "cuda"))
     texts = sum(len(text) for own in training for document in own for text in document.texts)
     tokens = texts / 4 * settings.training.epochs * settings.federation.rounds * settings.federation.sample
     if most == 1 or 6 * model.parameter_count * tokens < SHORT:

@@ -3,6 +3,7 @@
 import os
 import pickle
 import select
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,9 +24,13 @@ from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener
 from fedstrata.train.processor import use_processor
 from fedstrata.wire import frame
-from fedstrata.wire.frame import SharedFrame
+from fedstrata.wire.frame import Frame
 
 Event = tuple[str, Mapping[str, Any]]
+Peaks = Mapping[str, int | None]
+"""The most memory of each kind that a process has had."""
+Computed = tuple[Any, str, Peaks]
+"""What came of something, the name of the process that has computed it, and the most memory it has had."""
 
 
 class Computing(Protocol):
@@ -40,13 +45,20 @@ class Computing(Protocol):
     def predict(self, batch: Sequence[Any]) -> Sequence[Any]:
         """Returns the answers of the model, as it is, to the examples of a batch."""
 
+    def require_same(self, begun: Mapping[str, Any]) -> None:
+        """Refuses documents that are not those the run began with."""
+
+
+EngineOf = Callable[[Experiment, Path, Listener], Computing]
+"""Returns what computes, given what is run, where clients keep their own, and whom to tell of progress."""
+
 
 @dataclass(frozen=True)
-class Preparation:
-    """What a process is to compute with.
+class ForkPreparation:
+    """What a process of this machine is to compute with.
 
     Attributes:
-        engine_of: Returns what computes, given what is run, the run directory, and what it tells of progress.
+        engine_of: Returns what computes.
         experiment: What is run; its model is loaded here.
         tokenizer: The model's.
         folder: The run directory.
@@ -55,13 +67,36 @@ class Preparation:
         said: Where it tells of progress.
     """
 
-    engine_of: Callable[[Experiment, Path, Listener], Computing]
+    engine_of: EngineOf
     experiment: Experiment
     tokenizer: Any
     folder: Path
     threads: int
     device: torch.device
     said: Connection
+
+    def place(self) -> "Place":
+        """Makes this process one that computes, until the one that started it ends."""
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        use_processor(self.threads)
+        if self.device.type == "cuda":
+            device_of(self.experiment.settings)  # which has torch use deterministic kernels in this process
+        events: list[Event] = []
+
+        def progress(event: str, facts: Mapping[str, Any]) -> None:
+            if select.select([], [self.said], [], 0)[1]:  # nobody waits for whoever watches
+                self.said.send((event, facts))
+
+        experiment = with_model(self.experiment, self.tokenizer, self.device)
+        engine = self.engine_of(experiment, self.folder, heard(events, progress))
+        return Place(engine, self.device, events)
+
+
+class Shared(Protocol):
+    """A frame that lies where several processes can get it."""
+
+    def frame(self) -> Frame:
+        """Returns it."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +113,11 @@ class ScoredModel:
     number: int
     client: str | None
     round: int
-    shared: SharedFrame
+    shared: Shared
 
 
 @dataclass
-class _Place:
+class Place:
     """What this process computes with.
 
     Attributes:
@@ -98,22 +133,49 @@ class _Place:
     entered: int | None = None
 
 
-_place: _Place
+_place: Place
 
 
-def call(sent: bytes) -> tuple[Any, int, Mapping[str, int | None]]:
+def call(sent: bytes) -> Computed:
+    """Does as `computed` for a process that is sent all of it as one pickle.
+
+    Args:
+        sent: The pickled `ForkPreparation` to compute with from this call on, if any; `turn` or `answer`; and
+            its arguments.
+    """
+    preparation, compute, arguments = pickle.loads(sent)  # noqa: S301 - from the process that started this one
+    if preparation is not None:
+        begin(preparation.place())
+    return computed(compute, arguments)
+
+
+def begin(place: Place) -> None:
+    """Has this process compute with something from now on."""
+    global _place  # noqa: PLW0603 - what a process has from its first call to its last
+    _place = place
+
+
+def computed(compute: Callable[..., Any], arguments: tuple[Any, ...]) -> Computed:
     """Computes something; returns what came of it, this process, and the most memory it has had.
 
     Args:
-        sent: The pickled `Preparation` to compute with from this call on, if any; `turn` or `answer`; and its
-            arguments.
+        compute: `turn` or `answer`.
+        arguments: Its arguments.
     """
-    global _place  # noqa: PLW0603 - what a process has from its first call to its last
-    preparation, compute, arguments = pickle.loads(sent)  # noqa: S301 - from the process that started this one
-    if preparation is not None:
-        _place = _prepared(preparation)
     result = compute(*arguments)
-    return result, os.getpid(), peak_memory(_place.device)
+    return result, f"{socket.gethostname()} {os.getpid()}", peak_memory(_place.device)
+
+
+def heard(events: list[Event], progress: Listener) -> Listener:
+    """Returns a listener that keeps what belongs into the record, and passes on what a client is at."""
+
+    def listen(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "client_progress":
+            progress(event, facts)
+        else:
+            events.append((event, facts))
+
+    return listen
 
 
 def turn(order: Order) -> tuple[Done | Failed, list[Event]]:
@@ -136,24 +198,6 @@ def answer(model: ScoredModel, batch: Sequence[Any]) -> Sequence[Any]:
         _place.engine.enter(model.client, model.round, shared.tensors)
         _place.entered = model.number
     return _place.engine.predict(batch)
-
-
-def _prepared(given: Preparation) -> _Place:
-    """Makes this process one that computes, until the one that started it ends."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    use_processor(given.threads)
-    if given.device.type == "cuda":
-        device_of(given.experiment.settings)  # which has torch use deterministic kernels in this process
-    events: list[Event] = []
-
-    def listen(event: str, facts: Mapping[str, Any]) -> None:
-        if event != "client_progress":
-            events.append((event, facts))
-        elif select.select([], [given.said], [], 0)[1]:  # nobody waits for whoever watches
-            given.said.send((event, facts))
-
-    experiment = with_model(given.experiment, given.tokenizer, given.device)
-    return _Place(given.engine_of(experiment, given.folder, listen), given.device, events)
 
 
 def _end_with_parent() -> None:

@@ -31,10 +31,11 @@ class RunSettings(Settings):
         description="CPU threads of a client, on which sums depend to the last bit; torch's choice when "
         "null, and 1 where several clients compute at once.",
     )
-    workers: Count | Literal["auto"] = Field(
+    workers: Count | Literal["auto", "ray"] = Field(
         default=1,
         description="Processes of this machine at which clients compute at once; no number depends on it. "
-        "auto: as many as cores, memory and the clients of a round allow, 1 for a short run.",
+        "auto: as many as cores, memory and the clients of a round allow, 1 for a short run. ray: those of a "
+        "Ray cluster, of which each has `threads` of its CPUs.",
     )
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
