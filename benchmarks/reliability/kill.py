@@ -21,83 +21,27 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+from members import REFUSED, Member, kits_of, made, show_logs
 
-from fedstrata.core.settings.kit import FederationSettings
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.settings.yaml import as_document
 from fedstrata.engine.run_folder import has_begun, has_ended
 from fedstrata.record.log import read_events
-from fedstrata.transport.enrolment import Federation
 
 CONFIGURATION = Path(__file__).with_name("kill.yaml")
 SITES = ("site-1", "site-2", "site-3")
 ENGINES = ("local", "workers", "grpc")
-_REFUSED = 2
-"""Status of what is not to be started again."""
 _LONGEST = 600.0
 """Seconds after which a run counts as one that does not complete."""
-Command = Callable[[], Sequence[str]]
-
-
-@dataclass
-class Member:
-    """A process that is started again whenever it fails, as a service manager does.
-
-    Attributes:
-        command: Returns the arguments to start it with, as its unit would.
-        log: Where it writes.
-        starts: How often it was started.
-        status: What it ended with; none while it runs.
-    """
-
-    command: Command
-    log: Path
-    starts: int = 0
-    status: int | None = None
-    process: subprocess.Popen[bytes] = field(init=False)
-
-    def start(self) -> None:
-        """Starts it."""
-        self.starts, self.status = self.starts + 1, None
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-        with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "fedstrata", *self.command()]
-            self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-
-    def look(self) -> None:
-        """Starts it again if it has failed in a way that may pass."""
-        self.status = self.process.poll()
-        if self.status not in (None, 0, _REFUSED):
-            self.start()
-
-    def processes(self) -> list[psutil.Process]:
-        """Returns its process and all that it has started, as far as they live."""
-        with suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self.process.pid)
-            return [own, *own.children(recursive=True)]
-        return []
-
-    def end(self) -> None:
-        """Ends all of it."""
-        for process in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        self.process.wait()
 
 
 def members_of(engine: str, folder: Path) -> list[Member]:
@@ -111,9 +55,9 @@ def members_of(engine: str, folder: Path) -> list[Member]:
 
     def simulate() -> Sequence[str]:
         if has_begun(run):
-            return ["run", "--resume", "--out", str(run)]
+            return ["-m", "fedstrata", "run", "--resume", "--out", str(run)]
         workers = ["workers=2"] if engine == "workers" else []
-        return ["run", str(CONFIGURATION), *workers, "--out", str(run)]
+        return ["-m", "fedstrata", "run", str(CONFIGURATION), *workers, "--out", str(run)]
 
     if engine != "grpc":
         return [Member(simulate, folder / "run.log")]
@@ -122,27 +66,15 @@ def members_of(engine: str, folder: Path) -> list[Member]:
 
 def served_members(folder: Path, run: Path) -> list[Member]:
     """Returns a server and its sites, each with its kit, by the commands of `deploy/systemd`."""
-    address = free_address()
-    federation = folder / "federation"
-    settings = FederationSettings(name="kill", server=address, days=1)
-    Federation.create(federation, settings, address, SITES, archive=False)
     values = read_source(CONFIGURATION, []).values
     own = {"data": values.pop("data"), "partition": values.pop("partition")}
-    (federation / "server" / "run.yaml").write_bytes(as_document(values))
-    serve = ["serve", str(federation / "server"), "--out", str(run), "--resume-if-begun"]
+    kits = kits_of(folder / "federation", values, own, SITES).folder
+    serve = ["-m", "fedstrata", "serve", str(kits / "server"), "--out", str(run), "--resume-if-begun"]
     found = [Member(lambda: serve, folder / "server.log")]
     for site in SITES:
-        kit = federation / "sites" / site
-        (kit / "site.yaml").write_bytes(as_document(own))
-        join = ["join", str(kit)]
+        join = ["-m", "fedstrata", "join", str(kits / "sites" / site)]
         found.append(Member(lambda join=join: join, folder / f"{site}.log"))  # type: ignore[misc]
     return found
-
-
-def free_address() -> str:
-    """Returns an address of this machine that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return f"127.0.0.1:{taken.getsockname()[1]}"
 
 
 def disturbed(
@@ -168,7 +100,7 @@ def disturbed(
             time.sleep(0.02)
             for member in members:
                 member.look()
-            if _REFUSED in [member.status for member in members]:
+            if REFUSED in [member.status for member in members]:
                 break
             alive = [process for member in members if member.status is None for process in member.processes()]
             if kills < most and alive and time.monotonic() >= due:
@@ -224,7 +156,7 @@ def main() -> None:
             own, ended = disturbed(members, chance, seconds / 3, options.kills - kills)
             kills += own
             completed &= ended and has_ended(run)
-            people += sum(member.status == _REFUSED for member in members)
+            people += sum(member.status == REFUSED for member in members)
             if has_ended(run):
                 equal &= outcome(run) == expected
                 lost = max(lost, rounds_lost(run))
@@ -243,18 +175,6 @@ def undisturbed_seconds(engine: str, root: Path, chance: random.Random) -> float
         show_logs(root / "timed")
         raise SystemExit("a run that nobody has disturbed does not complete")
     return time.monotonic() - started
-
-
-def made(folder: Path) -> Path:
-    """Makes a folder and returns it."""
-    folder.mkdir()
-    return folder
-
-
-def show_logs(folder: Path) -> None:
-    """Prints the ends of what the members of a run have written."""
-    for log in sorted(folder.glob("*.log")):
-        print(f"--- {log.name}\n{log.read_text(errors='replace')[-1500:]}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -87,10 +87,7 @@ class Line:
         if not (self.certificate and self.key and self.authority):
             message = f"needed: {_TLS}; or --insecure, between processes of one machine"
             raise ConfigurationError([Problem("--certificate", message)])
-        found = Certificates(self.certificate, self.key, self.authority)
-        if found.days_left < _SOON:
-            _warn(f"{self.certificate} holds for {found.days_left:.1f} more days: fedstrata federation renew")
-        return found
+        return Certificates(self.certificate, self.key, self.authority)
 
     def _timing(self) -> Timing:
         """Returns how long to wait."""
@@ -192,6 +189,7 @@ class ServerLine(Line):
 
         require_safe(self.address, insecure=self.insecure, setting="--listen")
         certificates = self._certificates()
+        _warn_of_end(certificates)
         known = Tokens.read(self.tokens) if self.tokens is not None else None
         if certificates is not None and known is None:
             message = "must be given: every client has a token of its own"
@@ -269,6 +267,7 @@ class ClientLine(Line):
         from fedstrata.transport.membership import Membership  # noqa: PLC0415 - heavy
 
         name, (secret, certificates, timing) = self.name, self._access()
+        _warn_of_end(certificates)
         return lambda own: Membership(
             self.address,
             name,
@@ -353,6 +352,11 @@ def _take_kit(given: dict[str, Any]) -> Kit | None:
         raise ConfigurationError([Problem("", message)])
     given[place] = [text for text in arguments if Path(text) != named[0]]
     return open_kit(named[0])
+
+
+def _warn_of_end(certificates: Certificates | None) -> None:
+    if certificates is not None and (left := certificates.days_left) < _SOON:
+        _warn(f"{certificates.certificate} holds for {left:.1f} more days: fedstrata federation renew")
 
 
 def _warn(message: str) -> None:
