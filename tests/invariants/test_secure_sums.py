@@ -11,6 +11,8 @@ from private_client import JOINT, PRIVATE
 from support import Finished, RunTiny, assert_same_tensors
 from torch import Tensor
 
+from fedstrata.aggregate.mean import StreamingMean
+from fedstrata.core.types import Update
 from fedstrata.engine import secure_mean
 from fedstrata.privacy.secure_sum.mean import SummedUpdate
 
@@ -62,6 +64,33 @@ def test_the_mean_is_the_plain_one_within_the_declared_error(
     assert largest_difference(plain, fine) <= error_of(fine) + float32
     assert 10 * float32 < largest_difference(plain, coarse) <= error_of(coarse)
     assert error_of(coarse) == pytest.approx(4096 * error_of(fine))
+
+
+@pytest.mark.slow
+def test_with_uniform_weights_every_client_counts_the_same(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sites that have different numbers of examples: the mean by examples is another one."""
+    updates: list[Update] = []
+    add = StreamingMean.add
+
+    def watched(mean: StreamingMean, update: Update) -> None:
+        updates.append(
+            Update({name: each.clone() for name, each in update.tensors.items()}, {}, update.weight)
+        )
+        add(mean, update)
+
+    monkeypatch.setattr(StreamingMean, "add", watched)
+    overrides = (*LAYERS, "federation.rounds=1")
+    examples = run_tiny(*overrides, out="examples")
+    masked = run_tiny(*overrides, SECURE, "privacy.weights=uniform", out="masked")
+    assert len({update.weight for update in updates}) > 1
+    for name, first in updates[0].tensors.items():
+        expected = sum(update.tensors[name].double() for update in updates) / len(updates)
+        float32 = 4 * 2.0**-23 * float(first.abs().max())
+        found = masked.state.tensors[name].double()
+        assert float((found - expected).abs().max()) <= error_of(masked) + float32
+    assert largest_difference(examples, masked) > 100 * error_of(masked)
 
 
 def test_the_unmasked_integers_are_the_plain_sum_of_what_clients_have_rounded(

@@ -289,8 +289,9 @@ class SecureTurns:
         place, handler = self._workplace, session.terms.sum.handler
         seed = place.seed.child("round", order.round).child("client", order.client, handler, order.call)
         # The rounding hides nothing: what the masks leave is its sum over all. So it may be repeatable.
+        equal = place.privacy.settings.weights == "uniform"
         own = SummedUpdate(
-            trained,
+            replace(trained, weight=1.0) if equal else trained,
             {} if place.method.sends_changes else plan.tensors,
             session.terms,
             SeededRandomness(seed.child("rounding")),

@@ -228,7 +228,8 @@ def mean_terms(
     sent: Tensors = method.sends(name.handler, plan, {"loss": 0.0}, trained, model.layout)
     noise = noise_terms(privacy)
     least = privacy.settings.range if noise is None else bound_of(noise)
-    weights = [int(method.weighs(info)) for info in clients] if noise is None else [1]
+    equal = noise is not None or privacy.settings.weights == "uniform"
+    weights = [1] if equal else [int(method.weighs(info)) for info in clients]
     return MeanTerms(
         sum=name,
         plan=hash_of_frame(frame.encode(plan)),

@@ -116,6 +116,11 @@ class PrivacySettings(Settings):
         description="Bits in which a number travels (secure_aggregation, not with mechanism joint): 24 are a "
         "quarter of the bytes less, and round 256 times as coarsely.",
     )
+    weights: Literal["examples", "uniform"] = Field(
+        default="examples",
+        description="What a client counts for in a masked sum (secure_aggregation, not with mechanism "
+        "joint): its training examples, as in the method without it, or as much as any other.",
+    )
     survivors: Annotated[int, Field(ge=LEAST_SITES, le=MOST_SITES)] | None = Field(
         default=None,
         description="Clients whose updates must be in a sum (secure_aggregation), each of which insists on "
@@ -161,7 +166,7 @@ class PrivacySettings(Settings):
             del owners["scores"]  # of a client that tells nothing else either
         for name, choices in idle_settings(self, self.mechanism, owners).items():
             yield f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}"
-        summed = {"range": ["True"], "ring": ["True"], "survivors": ["True"]}
+        summed = {name: ["True"] for name in ("range", "ring", "weights", "survivors")}
         for name in idle_settings(self, str(self.secure_aggregation), summed):
             yield f"{name} has no meaning without secure_aggregation: true"
         if self.secure_aggregation and self.mechanism == "central":
@@ -169,7 +174,11 @@ class PrivacySettings(Settings):
                 "secure_aggregation does not go with mechanism 'central', whose server clips single updates; "
                 "use mechanism 'local' or 'joint', or leave one of the two out"
             )
-        masked = {"range": "clip bounds what is summed", "ring": "the noise needs all 32 bits"}
+        masked = {
+            "range": "clip bounds what is summed",
+            "ring": "the noise needs all 32 bits",
+            "weights": "every client counts for as much as any other",
+        }
         if self.mechanism == "joint":
             for name in idle_settings(self, "joint", {key: ["none"] for key in masked}):
                 yield f"{name} has no meaning with mechanism 'joint': {masked[name]}"
