@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fedstrata.core.types import JSON
     from fedstrata.engine.agreeing import Agreements
     from fedstrata.transport.credentials import Certificates, Tokens
-    from fedstrata.transport.hub import Hub
-    from fedstrata.transport.membership import Membership
+    from fedstrata.transport.grpc.hub import GrpcHub
+    from fedstrata.transport.grpc.membership import GrpcMembership
     from fedstrata.transport.timing import Timing
 
 LOOPBACK = "127.0.0.1:7447"
@@ -93,7 +93,7 @@ class Guests:
         agreements: Agreements,
         welcome: Callable[[str], Mapping[str, JSON]],
         settings: Mapping[str, JSON] | None = None,
-    ) -> Hub:
+    ) -> GrpcHub:
         """Returns the server's end of their lines.
 
         Args:
@@ -101,9 +101,9 @@ class Guests:
             welcome: Returns what a client is told when its session begins.
             settings: What is said of the run to a client before it joins.
         """
-        from fedstrata.transport.hub import Hub  # noqa: PLC0415 - heavy
+        from fedstrata.transport.grpc.hub import GrpcHub  # noqa: PLC0415 - heavy
 
-        return Hub(
+        return GrpcHub(
             agreements,
             largest=agreements.largest,
             clients=self.names,
@@ -170,16 +170,16 @@ class ClientLine(Line):
     server: Annotated[str, typer.Option(help="The server's address.", metavar="HOST:PORT")] = LOOPBACK
     token: Annotated[Path | None, _file("A file with this client's token alone.")] = None
 
-    def sessions(self) -> Callable[[Any], Membership]:
+    def sessions(self) -> Callable[[Any], GrpcMembership]:
         """Returns what makes a client's sessions, given who has the agreement and the greeting.
 
         Raises:
             ConfigurationError: Certificates are missing, there is TLS without a token, or it cannot be read.
         """
-        from fedstrata.transport.membership import Membership  # noqa: PLC0415 - heavy
+        from fedstrata.transport.grpc.membership import GrpcMembership  # noqa: PLC0415 - heavy
 
         secret, certificates, timing = self._access()
-        return lambda own: Membership(
+        return lambda own: GrpcMembership(
             self.server,
             self.client,
             own.agreement,
@@ -192,7 +192,7 @@ class ClientLine(Line):
 
     def settings(self, *, refused: bool = False) -> Mapping[str, Any]:
         """Returns what the server says of the run, or tells it that it is refused; raises as `sessions`."""
-        from fedstrata.transport.membership import settings_of  # noqa: PLC0415 - heavy
+        from fedstrata.transport.grpc.membership import settings_of  # noqa: PLC0415 - heavy
 
         return settings_of(self.server, self.client, *self._access(), _warn, refused=refused)
 

@@ -48,7 +48,7 @@ def serve(
     from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
     from fedstrata.engine.run_folder import open_served, require_free_folder  # noqa: PLC0415
     from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
-    from fedstrata.transport.hub import require_free  # noqa: PLC0415
+    from fedstrata.transport.grpc.hub import require_free  # noqa: PLC0415
 
     guests = line.guests()
     require_free(line.listen)

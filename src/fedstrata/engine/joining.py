@@ -45,7 +45,7 @@ from fedstrata.engine.site_scoring import SiteScoring
 from fedstrata.engine.sites import sites_of
 from fedstrata.record.log import Listener
 from fedstrata.transport.header import Header, Kind
-from fedstrata.transport.membership import GrpcLine, Membership, TurnOverError
+from fedstrata.transport.membership import Membership, TurnLine, TurnOverError
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
@@ -209,7 +209,7 @@ class RemoteClient:
             if self._secure is not None and is_exchange(order.handler):
                 result = self._secure.compute(order, self._site)
             else:
-                own, line = self._handler(header.handler), GrpcLine(membership, header.turn)
+                own, line = self._handler(header.handler), TurnLine(membership, header.turn)
                 result = self._workplace.compute(order, self._site, line, own)
             if isinstance(result, Failed):
                 raise result.error
