@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -18,6 +18,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from fedstrata.core.types import JSON
     from fedstrata.engine.agreeing import Agreements
+    from fedstrata.engine.serving import Serving
     from fedstrata.transport.credentials import Certificates, Tokens
     from fedstrata.transport.grpc.hub import GrpcHub
     from fedstrata.transport.grpc.membership import GrpcMembership
@@ -134,6 +135,44 @@ class ServerLine(Line):
     ] = 1024
     megabytes: Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=2047)] = 1024
 
+    def serving(self, clients: tuple[str, ...], patience: float) -> Serving:
+        """Returns how a run is served to clients."""
+        from fedstrata.engine.serving import Serving  # noqa: PLC0415 - heavy
+
+        cache_bytes = int(self.cache_megabytes * 2**20)
+        return Serving(clients, cache_bytes, self.megabytes * 2**20, patience)
+
+    def names(self, usual: Sequence[str] = ()) -> tuple[str, ...]:
+        """Returns who takes part.
+
+        Args:
+            usual: Who does if nobody is named.
+
+        Raises:
+            ConfigurationError: Nobody does, or a name comes twice.
+        """
+        names = tuple(map(str.strip, self.clients.split(",") if self.clients else usual))
+        if not all(names) or not names:
+            message = "must name those who may join, with commas between"
+            raise ConfigurationError([Problem("--clients", message)])
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
+        return names
+
+    def timing(self) -> Timing:
+        """Returns how long to wait where another carries the line, and has certificates of its own.
+
+        Raises:
+            ConfigurationError: Something is said of a line of gRPC, all of it at once.
+        """
+        of_grpc = ("certificate", "key", "authority", "insecure", "listen", "tokens")
+        usual = {each.name: each.default for each in fields(self)}
+        said = [name for name in of_grpc if getattr(self, name) != usual[name]]
+        if said:
+            message = "has no use with --on: NVFlare has its own connections and certificates"
+            raise ConfigurationError([Problem(f"--{name}", message) for name in said])
+        return self._timing()
+
     def guests(self) -> Guests:
         """Returns who may join.
 
@@ -149,13 +188,7 @@ class ServerLine(Line):
         if certificates is not None and known is None:
             message = "must be given: every client has a token of its own"
             raise ConfigurationError([Problem("--tokens", message)])
-        asked = self.clients.split(",") if self.clients else known.clients if known else ()
-        names = tuple(map(str.strip, asked))
-        if not all(names) or not names:
-            message = "must name those who may join, with commas between"
-            raise ConfigurationError([Problem("--clients", message)])
-        if twice := [name for name, times in Counter(names).items() if times > 1]:
-            raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
+        names = self.names(known.clients if known else ())
         if known and (without := [name for name in names if name not in known.clients]):
             message = f"{without[0]!r} has no token there; {', '.join(known.clients)} have"
             raise ConfigurationError([Problem("--tokens", message)])

@@ -15,6 +15,7 @@ from fedstrata.cli import (
     keys,
     ledger,
     methods,
+    nvflare,
     plan,
     predict,
     report,
@@ -57,6 +58,7 @@ app.command()(score.score)
 app.command()(export.export)
 app.command()(serve.serve)
 app.command()(serve.join)
+app.command()(nvflare.nvflare_kit)
 app.command()(methods.methods)
 app.command()(report.report)
 app.command()(synth.synth)

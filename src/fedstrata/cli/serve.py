@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedstrata.cli import lines
+from fedstrata.cli.nvflare import serve_on_nvflare
 from fedstrata.cli.options import (
     Arguments,
     Debug,
@@ -19,10 +21,16 @@ from fedstrata.cli.options import (
     sort_arguments,
 )
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.core.errors import ConfigurationError, PolicyError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.source import Source
+
+
+class Carrier(StrEnum):
+    """What a run may be served on, other than connections of its own."""
+
+    NVFLARE = "nvflare"
 
 
 @lines.with_options(lines.ServerLine, deadline=3600)
@@ -32,6 +40,18 @@ def serve(
     out: Annotated[Path | None, typer.Option(help="The run directory; runs/NAME when not given.")] = None,
     resume: Resume = False,
     patience: Annotated[float, seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
+    on: Annotated[
+        Carrier | None,
+        typer.Option(help="What carries the run, if not connections of its own.", show_default=False),
+    ] = None,
+    admin: Annotated[
+        Path | None,
+        typer.Option(
+            help="The startup kit of the NVFlare administrator who submits the run.",
+            metavar="KIT",
+            show_default=False,
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run a federation whose clients join it, each a process of its own wherever its documents are.
@@ -43,13 +63,18 @@ def serve(
     --key server.key --authority clients.pem
     """
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
-    from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
-    from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
-    from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
-    from fedstrata.engine.run_folder import open_served, require_free_folder  # noqa: PLC0415
-    from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
+    from fedstrata.engine.run_folder import require_free_folder  # noqa: PLC0415
+    from fedstrata.engine.serving import open_service  # noqa: PLC0415
     from fedstrata.transport.grpc.hub import require_free  # noqa: PLC0415
 
+    if on is not None:
+        if not resume:
+            require_free_folder(out)
+        source = configuration_of(arguments, out, resume=resume)
+        serve_on_nvflare(line, source, out, admin, patience)
+        return
+    if admin is not None:
+        raise ConfigurationError([Problem("--admin", "has no use without --on nvflare")])
     guests = line.guests()
     require_free(line.listen)
     display = Display()
@@ -57,14 +82,8 @@ def serve(
     if not resume:
         require_free_folder(out)
     source = configuration_of(arguments, out, resume=resume)
-    experiment = prepare_server(source, guests.names)
-    cache_bytes = int(line.cache_megabytes * 2**20)
-    engine_of = partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience)
-    agreements = Agreements(experiment, guests.names, line.megabytes * 2**20)  # before anything is written
-    run = open_served(source, experiment, out, display, engine_of, resume=resume)
-    agreements.known = run.engine.weights
-    hub = guests.hub(agreements, run.engine.welcome, shared_settings(experiment))
-    run.engine.connect(hub)
+    serving = line.serving(guests.names, patience)
+    run, hub = open_service(source, out, display, serving, guests.hub, resume=resume)
     complete = False
     try:
         display.say(f"waiting on {hub.listen(line.listen)} for {', '.join(guests.names)}")
@@ -76,7 +95,7 @@ def serve(
         raise typer.Exit(INTERRUPTED) from None
     finally:
         hub.stop(complete=complete)
-    display.show(summary, run.folder, personal=experiment.method.personal)
+    display.show(summary, run.folder, personal=run.experiment.method.personal)
 
 
 @lines.with_options(lines.ClientLine, reconnect=600)
@@ -103,30 +122,20 @@ def join(
     Example: fedstrata join site.yaml --server 10.0.0.1:7447 --client north --token token
     --certificate north.pem --key north.key --authority server.pem
     """
-    from fedstrata.engine.check import check_settings  # noqa: PLC0415 - heavy
-    from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415
-    from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
-    from fedstrata.engine.shared_settings import with_shared  # noqa: PLC0415
+    from fedstrata.engine.joining import join_run  # noqa: PLC0415 - heavy
     from fedstrata.engine.site_policy import PolicyGuard  # noqa: PLC0415
 
     guard = PolicyGuard.read(policy) if policy is not None else None
     session_of = line.sessions()
     source = _site(*sort_arguments(arguments or []))
     typer.echo(f"asking {line.server} what is to be trained")
-    source = with_shared(source, line.settings())
-    try:
-        if guard is not None:
-            guard.require_settings(check_settings(source).settings)
-        experiment = prepare_client(source, line.client)
-        if guard is not None:
-            guard.require_experiment(experiment, line.client)
-    except PolicyError:
-        line.settings(refused=True)
-        raise
+
+    def settings_of(refused: bool) -> Mapping[str, Any]:
+        return line.settings(refused=refused)
+
     files = {"identity": identity, "lock": lock}
-    remote = RemoteClient(experiment, line.client, home, _tell, **files, policy=guard)
     try:
-        remote.take_part(session_of)
+        join_run(source, line.client, settings_of, session_of, home, _tell, guard=guard, **files)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     typer.echo("the run has ended")
@@ -158,21 +167,7 @@ def configuration_of(arguments: list[str] | None, out: Path | None, *, resume: b
 
 def _tell(event: str, facts: Any) -> None:
     """Shows what a client does, a line a turn."""
-    from fedstrata.record.privacy import budget_line  # noqa: PLC0415 - not for --help
+    from fedstrata.record.client_events import TROUBLE, line_of  # noqa: PLC0415 - not for --help
 
-    if event == "joined":
-        typer.echo(f"joined as {facts['client']}")
-    elif event == "session_over":
-        typer.echo(f"joining again: {facts['message']}")
-    elif event == "turn":
-        typer.echo(f"round {facts['round']}: {facts['handler']}")
-    elif event == "scoring":
-        typer.echo(f"scoring the {facts['part']} split")
-    elif event in {"budget_refused", "policy_refused"}:
-        typer.echo(facts["message"], err=True)
-    elif event == "budget":
-        typer.echo(budget_line(facts["clients"].popitem()[1], facts))
-    elif event == "kept":
-        typer.echo(f"what was learnt is in {facts['folder']}")
-    elif event == "turn_failed":
-        typer.echo(f"round {facts['round']} has failed here: {facts['message']}", err=True)
+    if told := line_of(event, facts):
+        typer.echo(told, err=event in TROUBLE)
