@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow check lint clean
+.PHONY: demo test test-slow test-engines test-engines-all check lint clean
 
 # torch is pinned to its CPU build: the plain newest release pulls in several GB of CUDA packages.
 $(VENV)/installed: pyproject.toml
@@ -22,10 +22,21 @@ demo: $(VENV)/installed
 
 # A process a core, each with one thread: small tensors gain nothing from more.
 test: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow' --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not engines' --numprocesses auto --dist worksteal
 
 test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m slow --numprocesses auto --dist worksteal
+	$(BIN)/python -m pytest -m 'slow and not engines' --numprocesses auto --dist worksteal
+
+# What needs engines that are not ours: one federation, many runs, hence one process. All of it takes an hour.
+$(VENV)/installed-engines: $(VENV)/installed-test
+	$(BIN)/python -m pip install --quiet --editable '.[test,nvflare]'
+	touch $@
+
+test-engines: $(VENV)/installed-engines
+	$(BIN)/python -m pytest -m 'engines and not slow'
+
+test-engines-all: $(VENV)/installed-engines
+	$(BIN)/python -m pytest -m engines
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

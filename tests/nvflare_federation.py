@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support import REPOSITORY
+from remote_run import CLIENTS
+from support import REPOSITORY, TINY, Finished, finished
 
+from fedstrata.cli.main import app
+from fedstrata.core.settings.source import read_source
 from fedstrata.nvflare.kit import prepare_kit
 
 SERVER, ADMIN = "localhost", "lead@hub.org"
@@ -39,10 +42,12 @@ class NVFlareFederation:
         self._folder, self.clients = folder, tuple(clients)
         self._kits = folder / "provisioned" / _PROJECT / "prod_00"
         self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._supervisors: list[subprocess.Popen[str]] = []
         path = os.pathsep.join([str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")])
         self.environment = {
             **os.environ,
             "HOME": str(folder),  # where NVFlare's commands write
+            "MPLCONFIGDIR": str(Path.home() / ".cache" / "matplotlib"),
             "PYTHONPATH": path,
             "OMP_NUM_THREADS": "1",
             "TOKENIZERS_PARALLELISM": "false",
@@ -106,6 +111,9 @@ class NVFlareFederation:
 
     def stop(self) -> None:
         """Ends all processes."""
+        for supervisor in self._supervisors:
+            supervisor.kill()
+            supervisor.communicate()
         for process in self._started.values():
             with suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(process.pid).children(recursive=True):
@@ -113,21 +121,63 @@ class NVFlareFederation:
             process.kill()
             process.wait()
 
+    def run(self, folder: Path, *overrides: str) -> Finished:
+        """Runs a tiny federation from its first round to its summary; raises where it does not get there.
+
+        Args:
+            folder: Of the run, and of what clients keep; with secure aggregation their identities lie there.
+            overrides: The settings, of which the sites say what is theirs.
+        """
+        app(self._prepared(folder, *overrides), prog_name="fedstrata", standalone_mode=False)
+        return ended(folder)
+
+    def begin(self, folder: Path, *overrides: str, options: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """Begins as `run` does, with a supervisor that is a process of its own, and returns that."""
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedstrata", *self._prepared(folder, *overrides), *options],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._supervisors.append(process)
+        return process
+
+    def _prepared(self, folder: Path, *overrides: str) -> list[str]:
+        """Returns the arguments of a server whose sites are prepared for what it serves."""
+        folder.mkdir(parents=True, exist_ok=True)
+        values = read_source(None, [*TINY, *overrides]).values
+        own = {name: values.pop(name) for name in ("data", "partition") if name in values}
+        (folder / "site.yaml").write_text(json.dumps(own))  # which is YAML too
+        (folder / "run.yaml").write_text(json.dumps({**values, "data": own["data"]}))
+        for client in self.clients:
+            home = folder / f"home of {client}"
+            files = {"identity": home / "identity.pem", "lock": home / "federation.lock"}
+            given = {name: str(path) for name, path in files.items() if path.exists()}
+            self.site(client, configuration=str(folder / "site.yaml"), home=str(home), **given)
+        serve = ["serve", str(folder / "run.yaml"), "--out", str(folder / "run")]
+        return [
+            *serve,
+            "--on",
+            "nvflare",
+            "--admin",
+            str(self.kit(ADMIN)),
+            "--clients",
+            ",".join(self.clients),
+        ]
+
     def site(self, client: str, **settings: Any) -> None:
         """Writes what a site says of itself in its kit."""
         (self.kit(client) / "local" / "fedstrata.yaml").write_text(json.dumps(settings))
 
-    def serve(self, out: Path, *arguments: str) -> subprocess.Popen[str]:
-        """Starts `fedstrata serve --on nvflare`."""
-        command = [sys.executable, "-m", "fedstrata", "serve", *arguments, "--on", "nvflare"]
-        command += ["--admin", str(self.kit(ADMIN)), "--clients", ",".join(self.clients), "--out", str(out)]
-        return subprocess.Popen(
-            command, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+
+def ended(folder: Path) -> Finished:
+    """Returns what a run left that has come to its end."""
+    return finished(folder / "run", json.loads((folder / "run" / "summary.json").read_text()))
 
 
 @contextmanager
-def nvflare_federation(folder: Path, clients: Sequence[str]) -> Iterator[NVFlareFederation]:
+def nvflare_federation(folder: Path, clients: Sequence[str] = CLIENTS) -> Iterator[NVFlareFederation]:
     """Gives a federation that is up, and ends it."""
     federation = NVFlareFederation(folder, clients)
     try:

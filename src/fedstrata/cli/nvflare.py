@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +46,6 @@ def serve_on_nvflare(
     timing, serving = line.timing(), line.serving(line.names(), patience)
     checked = check_served(source, serving.clients)
     folder = (out or free_folder(Path("runs"), checked.settings.name)).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
     handover = Handover(
         submission=0,
         directory=str(Path.cwd()),
@@ -56,6 +56,7 @@ def serve_on_nvflare(
         timing=asdict(timing),
     )
     display = Display()
+    logging.getLogger().addHandler(logging.NullHandler())  # what NVFlare has to say of a line that broke
     supervisor = Supervisor(admin, folder, checked.settings, handover, display, display.say)
     try:
         with display:

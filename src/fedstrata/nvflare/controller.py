@@ -1,8 +1,10 @@
 """What NVFlare starts at the server: what `fedstrata serve` does, over the cells of a job."""
 
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 from nvflare.apis.impl.controller import Controller
@@ -19,6 +21,11 @@ from fedstrata.nvflare.handover import ASKED, AT_WORK, Handover, Outcome, take, 
 from fedstrata.nvflare.hub import CellHub
 from fedstrata.nvflare.job_cell import JobCell
 from fedstrata.transport.timing import Timing
+
+_PAUSE = 0.2
+"""Seconds between two looks at whether the job is aborted."""
+_ABORTED = 9
+"""What NVFlare calls the exit status of a job's process that was."""
 
 
 class ServeController(Controller):
@@ -46,6 +53,7 @@ class ServeController(Controller):
         """Runs all rounds that are not yet committed, and leaves how that has ended."""
         outcome = Outcome(submission=self._submission)
         handover = take(self._folder, self._submission)
+        Thread(target=_leave_with, args=(abort_signal,), daemon=True).start()
         with taking_turns(self._folder / HANDOVER / AT_WORK):
             take(self._folder, self._submission)  # which may have changed meanwhile
             try:
@@ -58,8 +66,7 @@ class ServeController(Controller):
             except Exception as error:  # a bug; its text may quote a note, so only its type is told
                 told = f"unexpected {type(error).__name__}; see the log of the job at the server"
                 outcome = outcome.model_copy(update={"status": 1, "message": told})
-            if not abort_signal.triggered:  # or it is the end of a job, and not of the run
-                tell(self._folder, outcome)
+            tell(self._folder, outcome)
         if outcome.status:
             self.system_panic(outcome.message, fl_ctx)
 
@@ -95,3 +102,10 @@ class ServeController(Controller):
             complete = True
         finally:
             hub.stop(complete=complete)
+
+
+def _leave_with(abort: Any) -> None:
+    """Ends the process when its job is aborted, before a round counts clients as lost that end with it."""
+    while not abort.triggered:
+        time.sleep(_PAUSE)
+    os._exit(_ABORTED)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,7 +24,12 @@ RECORD = "record.jsonl"
 _PAUSE = 0.5
 """Seconds between two looks at the run."""
 _IN_VAIN = 3
-"""Submissions in a row, without a round that was committed, after which there is no other."""
+"""Submissions in a row without a round that was committed, after which there is no other; and submissions for
+the sake of one client."""
+_SELDOM = 10.0
+"""Seconds between two looks at who takes part in the job."""
+_START = 300.0
+"""Seconds that a job which is said to run may take until a controller is at work."""
 _ABORTED = "FINISHED:ABORTED"
 
 _Answer = TypeVar("_Answer")
@@ -71,7 +77,13 @@ class Supervisor:
         self._listen, self._say = listen, say
         self._session: Any = None
         self._job, self._submission, self._in_vain, self._rounds = "", last_submission(folder), 0, -1
-        self._seen = 0.0  # when a controller was last at work, or about to be
+        self._fetched: Counter[str] = Counter()  # how often a client was out of a job
+        self._idle: set[str] = set()
+        self._looked = 0.0  # when it was last asked who is in the job
+        self._seen, self._begun = (
+            0.0,
+            False,
+        )  # when a controller was last at work, or about to be; and whether
 
     def run(self) -> None:
         """Submits the run, and again until it has come to its end.
@@ -109,8 +121,8 @@ class Supervisor:
         if outcome is not None:
             self._say(f"submission {self._submission} has failed: {outcome.message}")
             self._submit_again(outcome)
-        elif reason := self._gone():
-            self._say(f"submission {self._submission} is gone ({reason})")
+        elif reason := self._gone() or self._left_out():
+            self._say(f"submission {self._submission}: {reason}")
             self._submit_again(Outcome(submission=self._submission, status=1, message=reason, again=True))
         return False
 
@@ -118,7 +130,7 @@ class Supervisor:
         """Says why nobody is at work on the run, nor will be; empty as long as that is not known."""
         now = time.monotonic()
         if is_at_work(self._folder):
-            self._seen = now
+            self._seen, self._begun = now, True
             return ""
         status = self._ask(lambda session: session.get_job_status(self._job))
         if status is None or outcome_of(self._folder, self._submission) is not None:
@@ -129,8 +141,23 @@ class Supervisor:
             return str(status)
         if status != "RUNNING":  # it has yet to begin
             self._seen = now
-        allowed = self._handover.timing["reconnect"]
+        allowed = self._handover.timing["reconnect"] if self._begun else _START
         return f"{status}, and for {allowed:g} s nobody is at work" if now - self._seen > allowed else ""
+
+    def _left_out(self) -> str:
+        """Says which client is there and has no part in the job: one whose NVFlare was started again."""
+        if not self._begun or time.monotonic() - self._looked < _SELDOM:
+            return ""
+        self._looked = time.monotonic()
+        found = self._ask(lambda session: session.get_client_job_status(self._handover.clients)) or []
+        at_it = {each.get("client_name") for each in found if each.get("job_id") == self._job}
+        idle = {str(each.get("client_name")) for each in found if each.get("status") == "no_jobs"} - at_it
+        before, self._idle = self._idle, idle
+        for client in sorted(idle & before):  # and not on its way into the job
+            self._fetched[client] += 1
+            if at_it and self._fetched[client] <= _IN_VAIN:
+                return f"{client} is there, and not in the job"
+        return ""
 
     def _submit_again(self, outcome: Outcome) -> None:
         rounds = len(committed_rounds(read_events(self._folder / RECORD)))
@@ -149,7 +176,7 @@ class Supervisor:
             job = _write_job(Path(place), self._folder, handover, self._settings.federation.min_clients)
             while (submitted := self._ask(lambda session: session.submit_job(str(job)))) is None:
                 time.sleep(_PAUSE)
-        self._job, self._seen = submitted, time.monotonic()
+        self._job, self._seen, self._begun = submitted, time.monotonic(), False
         self._say(f"submitted as job {self._job}")
 
     def _abort(self) -> None:
