@@ -33,10 +33,10 @@ $(VENV)/installed-engines: $(VENV)/installed-test
 	touch $@
 
 test-engines: $(VENV)/installed-engines
-	$(BIN)/python -m pytest -m 'engines and not slow'
+	$(BIN)/python -m pytest -m 'engines and not slow' tests/engines
 
 test-engines-all: $(VENV)/installed-engines
-	$(BIN)/python -m pytest -m engines
+	$(BIN)/python -m pytest -m engines tests/engines
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -113,7 +113,7 @@ class NVFlareFederation:
         """Ends all processes."""
         for supervisor in self._supervisors:
             supervisor.kill()
-            supervisor.communicate()
+            supervisor.wait()
         for process in self._started.values():
             with suppress(psutil.NoSuchProcess):
                 for child in psutil.Process(process.pid).children(recursive=True):

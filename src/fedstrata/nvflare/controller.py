@@ -1,16 +1,17 @@
 """What NVFlare starts at the server: what `fedstrata serve` does, over the cells of a job."""
 
 import os
-import time
+import traceback
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 from nvflare.apis.impl.controller import Controller
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
-from fedstrata.core.errors import ClientsLostError, FedstrataError, LineError
+from fedstrata.core.errors import ClientsLostError, FedstrataError
 from fedstrata.core.files import taking_turns
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON
@@ -51,21 +52,23 @@ class ServeController(Controller):
 
     def control_flow(self, abort_signal: Any, fl_ctx: Any) -> None:
         """Runs all rounds that are not yet committed, and leaves how that has ended."""
-        outcome = Outcome(submission=self._submission)
+        outcome, over = Outcome(submission=self._submission), Event()
         handover = take(self._folder, self._submission)
-        Thread(target=_leave_with, args=(abort_signal,), daemon=True).start()
+        Thread(target=_leave_with, args=(abort_signal, over), daemon=True).start()
         with taking_turns(self._folder / HANDOVER / AT_WORK):
             take(self._folder, self._submission)  # which may have changed meanwhile
             try:
                 self._serve(handover, JobCell(fl_ctx.get_engine().get_cell(), abort_signal), fl_ctx)
             except FedstrataError as error:
-                again = isinstance(error, LineError | ClientsLostError)
+                again = isinstance(error, ClientsLostError)  # of whom some may have been started again
                 outcome = outcome.model_copy(
                     update={"status": error.exit_status, "message": str(error), "again": again}
                 )
             except Exception as error:  # a bug; its text may quote a note, so only its type is told
-                told = f"unexpected {type(error).__name__}; see the log of the job at the server"
+                self.log_error(fl_ctx, "".join(traceback.format_tb(error.__traceback__)))
+                told = f"unexpected {type(error).__name__}; the log of the job at the server says where"
                 outcome = outcome.model_copy(update={"status": 1, "message": told})
+            over.set()
             tell(self._folder, outcome)
         if outcome.status:
             self.system_panic(outcome.message, fl_ctx)
@@ -74,11 +77,8 @@ class ServeController(Controller):
         """Serves the run from where it stands."""
         os.chdir(handover.directory)
         asked, resume = self._folder / HANDOVER / ASKED, (self._folder / SETTINGS).is_file()
-        source = (
-            resumable(self._folder, asked, [], command="fedstrata serve")
-            if resume
-            else read_source(asked, [])
-        )
+        begun = partial(resumable, self._folder, asked, [], command="fedstrata serve")
+        source = begun() if resume else read_source(asked, [])
         job = fl_ctx.get_job_id()
         sites = {
             each.name: FQCN.join([each.get_fqcn(), job])
@@ -104,8 +104,8 @@ class ServeController(Controller):
             hub.stop(complete=complete)
 
 
-def _leave_with(abort: Any) -> None:
+def _leave_with(abort: Any, over: Event) -> None:
     """Ends the process when its job is aborted, before a round counts clients as lost that end with it."""
-    while not abort.triggered:
-        time.sleep(_PAUSE)
-    os._exit(_ABORTED)
+    while not over.wait(_PAUSE):
+        if abort.triggered:
+            os._exit(_ABORTED)

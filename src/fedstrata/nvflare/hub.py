@@ -25,12 +25,16 @@ class _Connection:
     """A client's connection.
 
     Attributes:
+        name: What only its two ends know it by.
+        cell: The client's.
         member: Its session.
         number: The connection's number at its link.
         heard: When the client last gave a sign of life, by `time.monotonic`.
         begun: Whether it knows that it is welcome, and may be sent messages.
     """
 
+    name: str
+    cell: str
     member: Member
     number: int
     heard: float = field(default_factory=time.monotonic)
@@ -62,7 +66,6 @@ class CellHub(Hub):
         super().__init__(agree, timing=timing, welcome=welcome, settings=settings)
         self._cell, self._sites = cell, sites
         self._connections: dict[str, _Connection] = {}  # the present one of each client
-        self._ids: dict[str, str] = {}
         self._closed = Event()
 
     def listen(self) -> None:
@@ -112,10 +115,10 @@ class CellHub(Hub):
             _logger.warning("%s", error)
             raise
         number = member.link.connect(arrived if session else 0)
-        name = secrets.token_hex(16)
+        connection = _Connection(secrets.token_hex(16), request.origin, member, number)
         with self._changed:
-            self._ids[client], self._connections[client] = name, _Connection(member, number)
-        return name, self._welcome_of(member)
+            self._connections[client] = connection
+        return connection.name, self._welcome_of(member)
 
     def _connection(self, request: Request) -> _Connection:
         """Returns the connection that a request is of.
@@ -127,7 +130,7 @@ class CellHub(Hub):
         client = self._client(request)
         with self._changed:
             connection = self._connections.get(client)
-            if connection is None or self._ids[client] != request.connection:
+            if connection is None or connection.name != request.connection:
                 raise LineError("the connection is over")
             connection.heard = time.monotonic()
         if (error := connection.member.link.error) is not None:
@@ -140,10 +143,7 @@ class CellHub(Hub):
         with self._changed:
             first, connection.begun = not connection.begun, True
         if first:
-            client = connection.member.client
-            sender = Thread(target=self._send, args=(connection, request), name=f"line to {client}")
-            sender.daemon = True
-            sender.start()
+            Thread(target=self._send, args=(connection,), name="line", daemon=True).start()
         return "", b""
 
     def _hear(self, request: Request) -> tuple[str, bytes]:
@@ -151,18 +151,11 @@ class CellHub(Hub):
         self._take_in(connection.member, connection.number, request.data)
         return "", b""
 
-    def _send(self, connection: _Connection, request: Request) -> None:
-        """Sends what is to travel on a connection, one message after the other."""
-        link = connection.member.link
+    def _send(self, connection: _Connection) -> None:
+        """Sends what is to travel on a connection."""
+        link, seconds = connection.member.link, self.timing.reconnect
         try:
-            for message in link.outgoing(connection.number):
-                self._cell.ask(
-                    request.origin,
-                    Topic.MESSAGE,
-                    message.pop(),
-                    connection=request.connection,
-                    seconds=self.timing.reconnect,
-                )
+            self._cell.send(link, connection.number, connection.cell, connection.name, seconds)
         except FedstrataError as error:
             _logger.info("a connection of client %s is over: %s", connection.member.client, error)
         finally:

@@ -14,6 +14,7 @@ from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.defs import AUTH_CLIENT_NAME_FOR_SJ, CellMessageHeaderKeys
 
 from fedstrata.core.errors import FedstrataError, LineError, RefusedError, SessionOverError, printable
+from fedstrata.transport.link import Link
 
 SERVER: str = AUTH_CLIENT_NAME_FOR_SJ
 """What the server's process of a job is called in its token."""
@@ -105,6 +106,22 @@ class JobCell:
         if (why := reply.get_header(_OVER)) is not None:
             raise SessionOverError(f"the other side has ended the session: {printable(str(why))}")
         return str(reply.get_header(_CONNECTION) or ""), _bytes_of(reply)
+
+    def send(self, link: Link, number: int, target: str, connection: str, seconds: float) -> None:
+        """Sends what is to travel on a connection, one message after the other, as long as there is one.
+
+        Args:
+            link: One end of a line.
+            number: The connection's number there.
+            target: The cell of the other end.
+            connection: The connection's name.
+            seconds: How long to wait while nothing moves.
+
+        Raises:
+            FedstrataError: A message has not arrived; see `ask`.
+        """
+        for message in link.outgoing(number):
+            self.ask(target, Topic.MESSAGE, message.pop(), connection=connection, seconds=seconds)
 
     def answer(self, topic: Topic, respond: Respond) -> None:
         """Has requests about something answered; whoever answered them before no longer does."""

@@ -17,6 +17,8 @@ from fedstrata.wire import frame
 
 _PAUSE = 0.5
 """Seconds between two questions to a server that is not there yet."""
+_ANSWER = 30.0
+"""Seconds that a server which is there may take to answer a greeting: it may be at work."""
 _ADDRESS = "the job's cell"
 
 
@@ -56,7 +58,7 @@ class CellMembership(Membership):
     def _converse(self) -> None:
         ask = partial(self._cell.ask, self._server)
         try:
-            name, welcome = ask(Topic.HELLO, self._hello(), seconds=self.timing.greeting)
+            name, welcome = ask(Topic.HELLO, self._hello(), seconds=_ANSWER)
         except SessionOverError:
             raise
         except LineError as error:
@@ -77,16 +79,9 @@ class CellMembership(Membership):
             self._link.disconnect(self._number)
 
     def _send(self, name: str, number: int, broken: Event) -> None:
-        """Sends what is to travel on a connection, one message after the other."""
+        """Sends what is to travel on a connection."""
         try:
-            for message in self._link.outgoing(number):
-                self._cell.ask(
-                    self._server,
-                    Topic.MESSAGE,
-                    message.pop(),
-                    connection=name,
-                    seconds=self.timing.reconnect,
-                )
+            self._cell.send(self._link, number, self._server, name, self.timing.reconnect)
         except RefusedError as error:
             self._link.lose(error)
         except FedstrataError:
@@ -129,7 +124,7 @@ def settings_of(
         LineError: It cannot be reached.
     """
     until, warned = time.monotonic() + timing.reconnect, False
-    ask = partial(cell.ask, server, seconds=timing.greeting)
+    ask = partial(cell.ask, server, seconds=_ANSWER)
     while True:
         try:
             if refused:

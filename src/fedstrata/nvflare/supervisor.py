@@ -76,14 +76,13 @@ class Supervisor:
         self._folder, self._settings, self._handover = folder, settings, handover
         self._listen, self._say = listen, say
         self._session: Any = None
+        self._trouble = ""  # why it could not be asked, the last time
         self._job, self._submission, self._in_vain, self._rounds = "", last_submission(folder), 0, -1
         self._fetched: Counter[str] = Counter()  # how often a client was out of a job
         self._idle: set[str] = set()
         self._looked = 0.0  # when it was last asked who is in the job
-        self._seen, self._begun = (
-            0.0,
-            False,
-        )  # when a controller was last at work, or about to be; and whether
+        self._begun = False  # whether the job's controller has been at work
+        self._seen = 0.0  # when it last was, or was about to be
 
     def run(self) -> None:
         """Submits the run, and again until it has come to its end.
@@ -174,7 +173,11 @@ class Supervisor:
         leave(self._folder, handover, self._settings)
         with tempfile.TemporaryDirectory() as place:
             job = _write_job(Path(place), self._folder, handover, self._settings.federation.min_clients)
+            told = False
             while (submitted := self._ask(lambda session: session.submit_job(str(job)))) is None:
+                if not told:
+                    self._say(f"NVFlare's server cannot be reached yet: {self._trouble}")
+                told = True
                 time.sleep(_PAUSE)
         self._job, self._seen, self._begun = submitted, time.monotonic(), False
         self._say(f"submitted as job {self._job}")
@@ -201,7 +204,8 @@ class Supervisor:
             raise ConfigurationError([Problem("--admin", printable(f"NVFlare refuses: {error}"))]) from None
         except (api_spec.JobNotFound, api_spec.JobNotRunning):
             return None
-        except Exception:  # whatever it is: a server that is gone has many names
+        except Exception as error:  # whatever it is: a server that is gone has many names
+            self._trouble = printable(f"{type(error).__name__}: {error}")
             with suppress(Exception):
                 if self._session is not None:
                     self._session.close()
