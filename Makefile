@@ -18,7 +18,7 @@ $(VENV)/installed-test: $(VENV)/installed
 	touch $@
 
 $(VENV)/installed-engines: $(VENV)/installed-test
-	$(BIN)/python -m pip install --quiet --editable '.[ray]'
+	$(BIN)/python -m pip install --quiet --editable '.[test,nvflare,ray]'
 	touch $@
 
 demo: $(VENV)/installed
@@ -31,12 +31,12 @@ test: $(VENV)/installed-test
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m 'slow and not engines' --numprocesses auto --dist worksteal
 
-# In one process: all of its runs are on one cluster.
+# In one process: all of its runs are on one cluster, or in one federation. All of it takes an hour.
 test-engines: $(VENV)/installed-engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'engines and not slow'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'engines and not slow' tests/engines
 
 test-engines-all: $(VENV)/installed-engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engines
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engines tests/engines
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

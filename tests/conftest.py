@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from nvflare_federation import NVFlareFederation, nvflare_federation
 from remote_run import Clients, Serve, serving
 from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, executed, report_nothing
 from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
@@ -123,6 +124,14 @@ def clients() -> Iterator[Clients]:
     source = Clients()
     yield source
     source.close()
+
+
+@pytest.fixture(scope="session")
+def nvflare(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NVFlareFederation]:
+    """A federation of NVFlare's, in which many runs are served one after the other."""
+    pytest.importorskip("nvflare")
+    with nvflare_federation(tmp_path_factory.mktemp("nvflare")) as federation:
+        yield federation
 
 
 @pytest.fixture

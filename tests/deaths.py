@@ -85,7 +85,7 @@ def serve(address: str, folder: Path, moment: str, *overrides: str) -> None:
 
     from fedstrata.engine.agreeing import Agreements
     from fedstrata.engine.remote import RemoteEngine
-    from fedstrata.transport.hub import Hub
+    from fedstrata.transport.grpc.hub import GrpcHub
 
     name, _, call = moment.partition(":")
     if name:
@@ -99,7 +99,7 @@ def serve(address: str, folder: Path, moment: str, *overrides: str) -> None:
     if begun:
         run.load()
     agreements = Agreements(experiment, SITES, LARGEST)
-    hub = Hub(agreements, largest=LARGEST, clients=SITES, timing=PATIENT, welcome=run.engine.welcome)
+    hub = GrpcHub(agreements, largest=LARGEST, clients=SITES, timing=PATIENT, welcome=run.engine.welcome)
     run.engine.connect(hub)
     hub.listen(address)
     run._report = lambda: None  # type: ignore[method-assign]

@@ -38,9 +38,9 @@ SECOND_STEP = 3
 
 def misbehave(behaviour: str) -> None:
     """Changes what a line sends."""
-    from fedstrata.transport.membership import GrpcLine
+    from fedstrata.transport.membership import TurnLine
 
-    send, count = GrpcLine.send, [0]
+    send, count = TurnLine.send, [0]
 
     def instead(self: Any, message: Message) -> None:
         count[0] += 1
@@ -61,7 +61,7 @@ def misbehave(behaviour: str) -> None:
             return Message({"states": torch.full_like(states, float("nan"))}, message.values)
         return Message({"states": states[..., :-1].contiguous()}, message.values)
 
-    GrpcLine.send = instead  # type: ignore[method-assign]
+    TurnLine.send = instead  # type: ignore[method-assign]
 
 
 def repeat(behaviour: str) -> None:
@@ -130,7 +130,7 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
         behaviour = "good"
     from fedstrata.engine.joining import RemoteClient
     from fedstrata.engine.prepare import prepare_client
-    from fedstrata.transport.membership import Membership
+    from fedstrata.transport.grpc.membership import GrpcMembership
     from fedstrata.transport.timing import Timing
 
     torch.set_num_threads(1)
@@ -157,8 +157,8 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     remote = RemoteClient(experiment, client, Path(folder), listen, **pinned(Path(folder)))
     timing = Timing(answer=60.0, reconnect=20.0, keepalive=2.0)
 
-    def session_of(own: RemoteClient) -> Membership:
-        return Membership(address, client, own.agreement, greeting=own.greeting, timing=timing)
+    def session_of(own: RemoteClient) -> GrpcMembership:
+        return GrpcMembership(address, client, own.agreement, greeting=own.greeting, timing=timing)
 
     if stays:
         remote.take_part(session_of)
@@ -181,12 +181,12 @@ def answer_prompts(
     from fedstrata.data.readers import read_prompts
     from fedstrata.engine.generating import Generating
     from fedstrata.engine.prepare import prepare_prompts
-    from fedstrata.transport.membership import Membership
+    from fedstrata.transport.grpc.membership import GrpcMembership
 
     experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)
     asked = read_prompts(Path(prompts))
     own = Generating(experiment, client, Path(folder), asked, tokens=int(tokens))
-    found = own.run(lambda: Membership(address, client, own.agreement, greeting=own.greeting))
+    found = own.run(lambda: GrpcMembership(address, client, own.agreement, greeting=own.greeting))
     Path(out).write_text(json.dumps([document.text_pair for document in found]))
 
 

@@ -28,7 +28,7 @@ from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import SETTINGS, write_settings
 from fedstrata.privacy.federation_lock import write_lock
 from fedstrata.privacy.identity import Identity
-from fedstrata.transport.hub import Hub
+from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.timing import Timing
 
 CLIENTS = ("site-1", "site-2", "site-3")
@@ -128,7 +128,7 @@ def served(
     write_settings(experiment.settings, folder / "run" / SETTINGS)
     engine_of = partial(RemoteEngine, names=names, cache_bytes=2**30, patience=patience)
     run = Run(experiment, folder / "run", lambda event, facts: None, engine_of)
-    hub = Hub(
+    hub = GrpcHub(
         Agreements(experiment, names, LARGEST),
         largest=LARGEST,
         clients=names,
@@ -182,7 +182,7 @@ class Server:
     """A server with its clients, which run for one test."""
 
     experiment: Experiment
-    hub: Hub
+    hub: GrpcHub
     address: str
     folder: Path
     overrides: Sequence[str]
@@ -243,7 +243,7 @@ def serving(folder: Path, clients: Clients) -> Iterator[Serve]:
         def serve(*overrides: str, timing: Timing = PATIENT) -> Server:
             experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
             agreements = Agreements(experiment, CLIENTS, LARGEST)
-            hub = Hub(agreements, largest=LARGEST, clients=CLIENTS, timing=timing)
+            hub = GrpcHub(agreements, largest=LARGEST, clients=CLIENTS, timing=timing)
             address = hub.listen("127.0.0.1:0")
             stack.callback(hub.stop, 1.0)
             return Server(experiment, hub, address, folder, overrides, stack, clients)

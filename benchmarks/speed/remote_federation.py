@@ -26,7 +26,7 @@ from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.shared_settings import shared_settings
 from fedstrata.methods.fl_llama import FLLLaMA
-from fedstrata.transport.hub import Hub
+from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.timing import Timing
 
 _LARGEST = 2**28
@@ -109,7 +109,7 @@ class Federation:
     """
 
     experiment: Experiment
-    hub: Hub
+    hub: GrpcHub
     clients: Mapping[str, subprocess.Popen[bytes]]
     folder: Path
     _state: State = field(init=False)
@@ -173,7 +173,7 @@ def federation(
     experiment = prepare(read_source(path, [] if threads is None else [f"threads={threads}"]))
     timing = Timing(answer=_PATIENCE, delay=delay)
     agreements, said = Agreements(experiment, tuple(clients), _LARGEST), shared_settings(experiment)
-    hub = Hub(agreements, largest=_LARGEST, clients=clients, timing=timing, settings=said)
+    hub = GrpcHub(agreements, largest=_LARGEST, clients=clients, timing=timing, settings=said)
     with ExitStack() as stack:
         stack.callback(hub.stop, 2.0, complete=True)
         address = hub.listen("127.0.0.1:0")

@@ -42,7 +42,8 @@ from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.train.processor import use_processor
-from fedstrata.transport.membership import GrpcLine, Membership
+from fedstrata.transport.grpc.membership import GrpcMembership
+from fedstrata.transport.membership import Membership, TurnLine
 
 WAYS = ("cached", "uncached", "masked")
 
@@ -97,7 +98,7 @@ class Client:
 
     def generate(self, way: str, context: int) -> Clock:
         """Continues a random text."""
-        line = MeasuredLine(GrpcLine(self._membership, 0), masks=way == "masked")
+        line = MeasuredLine(TurnLine(self._membership, 0), masks=way == "masked")
         remote, clock = RemoteMiddle(line, "float32", self._cut), Clock(line)
         inner: Any = transformers_model(self._model.module)
         ids = torch.from_numpy(Seed(context).numpy().integers(4, inner.config.vocab_size, size=(1, context)))
@@ -121,7 +122,7 @@ def joined(options: argparse.Namespace) -> Iterator[Client]:
     agreement = agreement_for(options.hidden, rows=1, length=positions_of(options))
     with (
         answering_process(options, positions_of(options)) as address,
-        Membership(address, CLIENT, agreement) as membership,
+        GrpcMembership(address, CLIENT, agreement) as membership,
     ):
         yield Client(options, membership)
 

@@ -30,8 +30,8 @@ from fedstrata.split.messages import Form
 from fedstrata.split.middle import Middle
 from fedstrata.train.processor import use_processor
 from fedstrata.transport.agreement import Agreement, Conversation
+from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.header import Header, Kind
-from fedstrata.transport.hub import Hub
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
@@ -132,16 +132,16 @@ def agreement_for(hidden: int, *, rows: int, length: int, form: Form = "float32"
 
 
 @contextmanager
-def listening(agreement: Agreement) -> Iterator[tuple[Hub, str]]:
+def listening(agreement: Agreement) -> Iterator[tuple[GrpcHub, str]]:
     """Gives a hub for one client, and the address it listens on."""
-    hub = Hub(lambda client, greeting: agreement, largest=agreement.largest, clients=[CLIENT])
+    hub = GrpcHub(lambda client, greeting: agreement, largest=agreement.largest, clients=[CLIENT])
     try:
         yield hub, hub.listen(LOOPBACK)
     finally:
         hub.stop(1.0)
 
 
-def answer(hub: Hub, service: Service) -> None:
+def answer(hub: GrpcHub, service: Service) -> None:
     """Answers until the client has left; masks are received and passed over."""
     while (arrival := hub.receive(_PATIENCE)) is not None:
         if arrival.header is None or arrival.frame is None:

@@ -49,7 +49,8 @@ from fedstrata.split.protocol import Course
 from fedstrata.split.replica import Replica
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.train.processor import use_processor
-from fedstrata.transport.membership import GrpcLine, Membership
+from fedstrata.transport.grpc.membership import GrpcMembership
+from fedstrata.transport.membership import TurnLine
 from fedstrata.wire import frame
 
 FORMS: tuple[Form, ...] = ("float32", "bfloat16", "int8")
@@ -112,10 +113,10 @@ class Steps:
         with (
             listening(agreement) as (hub, address),
             counting(address) as counter,
-            Membership(counter.address, CLIENT, agreement) as membership,
+            GrpcMembership(counter.address, CLIENT, agreement) as membership,
         ):
             Thread(target=answer, args=(hub, self._service), daemon=True).start()
-            line = MeasuredLine(GrpcLine(membership, 0), masks=self._masks)
+            line = MeasuredLine(TurnLine(membership, 0), masks=self._masks)
             exchange = Exchange(Ends(self._client, self._cut), line, self._form)
             client = self._simulated(line)
             self._client.train_only(self._client.layout.all)

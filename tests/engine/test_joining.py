@@ -19,9 +19,9 @@ from fedstrata.core.types import JSON, Message, Plan
 from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import Experiment, prepare_client
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
+from fedstrata.transport.grpc.hub import GrpcHub
+from fedstrata.transport.grpc.membership import GrpcMembership
 from fedstrata.transport.header import Header, Kind
-from fedstrata.transport.hub import Hub
-from fedstrata.transport.membership import Membership
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
@@ -48,9 +48,9 @@ def kept(home: Path, run: str, client: str) -> float:
 
 
 @contextmanager
-def served(remote: RemoteClient, welcome: dict[str, JSON]) -> Iterator[tuple[Hub, Membership]]:
+def served(remote: RemoteClient, welcome: dict[str, JSON]) -> Iterator[tuple[GrpcHub, GrpcMembership]]:
     """A server that says this when a client begins, and a session of that client."""
-    hub = Hub(
+    hub = GrpcHub(
         lambda client, greeting: remote.agreement,
         largest=2**24,
         clients=CLIENTS,
@@ -60,7 +60,7 @@ def served(remote: RemoteClient, welcome: dict[str, JSON]) -> Iterator[tuple[Hub
     address = hub.listen("127.0.0.1:0")
     agreed = {"greeting": remote.greeting, "timing": TIMING}
     try:
-        with Membership(address, remote.id, remote.agreement, **agreed) as membership:  # type: ignore[arg-type]
+        with GrpcMembership(address, remote.id, remote.agreement, **agreed) as membership:  # type: ignore[arg-type]
             hub.wait_for([remote.id], 30)
             yield hub, membership
     finally:

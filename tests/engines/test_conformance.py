@@ -30,9 +30,11 @@ from fedstrata.transport.timing import Timing
 RAY = pytest.param("ray", marks=pytest.mark.engines)
 SLOW_RAY = pytest.param("ray", marks=[pytest.mark.engines, pytest.mark.slow])
 ENGINES = ("workers", "remote")
-"""All but the local one, which they are held against, and those that need an extra."""
+"""All of ours but the local one, which they are held against, and those that need an extra."""
 WORKERS = ("2", SLOW_RAY)
 """What `workers` may be for several at once: processes of this machine, or of a cluster."""
+SERVED = ("remote", "nvflare")
+"""Those whose clients join a run that is served."""
 FAST = (
     ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on", "training.epochs=2"),
     ("method={name: fedtlu, portion: 0.34, selection: sketched}", "federation.sample=0.67"),
@@ -82,6 +84,25 @@ EVERY = [
 ]
 
 
+NVFLARE = (
+    FAST[0],
+    DIVIDED[0],
+    ("method={name: layer_skipping, top: 1}", *PRIVATE, "privacy.scores=summed"),
+)
+"""Of the runs on NVFlare's federation those that are not slow. The divided method goes with no privacy, and a
+secure sum of the other one is below."""
+EVERY += [
+    pytest.param(
+        "nvflare",
+        run,
+        marks=(pytest.mark.engines, *(() if run in NVFLARE else (pytest.mark.slow,))),
+        id=f"nvflare-{number}-{run[0]}",
+    )
+    for number, run in enumerate(dict.fromkeys((*NVFLARE, *METHODS_OF_RUNS, *DIVIDED)))
+    if not any(setting in " ".join(run[1:]) for setting in SIMULATED)
+]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _nobody_is_left() -> Iterator[None]:
     """No process outlasts the run that started it, but for the server they are forked from."""
@@ -104,6 +125,8 @@ def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) ->
     def run(engine: str, *overrides: str) -> Finished:
         if engine == "ray":
             request.getfixturevalue("ray_nodes")
+        if engine == "nvflare":
+            return request.getfixturevalue("nvflare").run(tmp_path / "served", *overrides)
         if engine != "remote":
             workers = {"workers": ["workers=2"], "ray": ["workers=ray"]}.get(engine, [])
             return run_tiny(*overrides, *workers, out="other")
@@ -192,7 +215,7 @@ def test_it_is_the_local_one(
     own = "federation.score_everywhere=false"  # which needs all documents in one place
     local, other = run_once(*overrides, own, "threads=1"), run_by(engine, *overrides, own, "threads=1")
     assert_same(local, other, ends_there=overrides in DIVIDED)
-    assert_same_ledgers(local, other, served=engine == "remote")
+    assert_same_ledgers(local, other, served=engine in SERVED)
 
 
 @pytest.mark.engines
@@ -241,6 +264,7 @@ def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
 SHARED = "method={name: layer_skipping, top: 1}"
 
 
+@pytest.mark.parametrize("engine", ["remote", pytest.param("nvflare", marks=pytest.mark.engines)])
 @pytest.mark.parametrize(
     ("overrides", "scores"),
     [
@@ -264,7 +288,12 @@ SHARED = "method={name: layer_skipping, top: 1}"
     ids=["plain", "personal", "joint"],
 )
 def test_a_secure_sum_between_processes_is_that_of_a_simulation(
-    run_by: RunBy, run_once: RunTiny, tmp_path: Path, overrides: tuple[str, ...], scores: bool
+    run_by: RunBy,
+    run_once: RunTiny,
+    tmp_path: Path,
+    engine: str,
+    overrides: tuple[str, ...],
+    scores: bool,
 ) -> None:
     """Each site has an identity and a lock of its own, which no server has ever seen.
 
@@ -273,7 +302,7 @@ def test_a_secure_sum_between_processes_is_that_of_a_simulation(
     own = ("federation.score_everywhere=false", "threads=1")
     local = run_once(*overrides, *own)
     give_identities(tmp_path / "served")
-    remote = run_by("remote", *overrides, *own)
+    remote = run_by(engine, *overrides, *own)
     assert_same(local, remote, scores=())
     told, known = ([run.summary["metrics"], *run.of("round")] for run in (remote, local))
     for theirs, ours in zip(told, known, strict=True):

@@ -22,9 +22,9 @@ from fedstrata.operations.metrics import families, require_metrics
 from fedstrata.operations.serving import Operations, picture_of
 from fedstrata.operations.standing import Standing
 from fedstrata.transport.agreement import Agreement
+from fedstrata.transport.grpc.hub import GrpcHub
+from fedstrata.transport.grpc.membership import GrpcMembership
 from fedstrata.transport.header import Header, Kind
-from fedstrata.transport.hub import Hub
-from fedstrata.transport.membership import Membership
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 
@@ -42,7 +42,7 @@ class Served:
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         self.folder, self.told = folder, list[str]()
         self.standing = Standing(["north", "south"], lambda event, facts: self.told.append(event))
-        self.hub = Hub(
+        self.hub = GrpcHub(
             lambda client, greeting: AGREED, largest=2**20, clients=["north", "south"], timing=TIMING
         )
         stack.callback(self.hub.stop, 0.1)
@@ -82,7 +82,7 @@ def record(folder: Path, events: Sequence[tuple[str, Mapping[str, Any]]]) -> Non
 
 def test_what_a_site_does_is_told_as_it_does_it(served: Served) -> None:
     assert served.site("north")["doing"] == "awaited"
-    with Membership(served.address, "north", AGREED, timing=TIMING) as membership:
+    with GrpcMembership(served.address, "north", AGREED, timing=TIMING) as membership:
         served.hub.wait_for(["north"], 30)
         north = served.site("north")
         assert (north["there"], north["doing"], served.site("south")["there"]) == (True, "waiting", False)
@@ -109,7 +109,7 @@ def test_what_a_site_does_is_told_as_it_does_it(served: Served) -> None:
 
 
 def test_a_turn_that_was_ended_leaves_nothing_to_do(served: Served) -> None:
-    with Membership(served.address, "north", AGREED, timing=TIMING):
+    with GrpcMembership(served.address, "north", AGREED, timing=TIMING):
         served.hub.wait_for(["north"], 30)
         served.hub.send("north", Header(Kind.PLAN, turn=1, handler="train"), frame.encode(Message()))
         served.hub.tell("north", Header(Kind.FAILED, turn=1), frame.encode(Message()))
@@ -155,7 +155,7 @@ def test_health_is_lost_with_the_run_or_when_the_server_hangs(served: Served) ->
     assert served.health()[0] == 200
     served.hub.at_work_since = time.monotonic() - 50
     assert served.health()[0] == 200, "a server may be at work"
-    impatient = Membership(
+    impatient = GrpcMembership(
         served.address, "north", AGREED, timing=Timing(answer=20.0, reconnect=30.0, keepalive=20.0)
     )
     with impatient:
@@ -251,7 +251,7 @@ def test_metrics_say_what_the_picture_says(served: Served) -> None:
     served.standing("run", RUN)
     served.standing("client", TURN)
     served.standing("round", ROUND)
-    with Membership(served.address, "north", AGREED, timing=TIMING):
+    with GrpcMembership(served.address, "north", AGREED, timing=TIMING):
         served.hub.wait_for(["north"], 30)
         found = {family.name: family for family in families(served.operations.picture())}
     assert found["sites_expected"].values == {(): 2}

@@ -19,9 +19,9 @@ from fedstrata.transport.agreement import Agreement
 from fedstrata.transport.authority import Authority
 from fedstrata.transport.credentials import Certificates, Tokens, read_token, read_tokens
 from fedstrata.transport.enrolment import Federation
-from fedstrata.transport.hub import Hub
+from fedstrata.transport.grpc.hub import GrpcHub
+from fedstrata.transport.grpc.membership import GrpcMembership
 from fedstrata.transport.kit import CREDENTIALS, Kit, open_kit
-from fedstrata.transport.membership import Membership
 from fedstrata.transport.timing import Timing
 
 TIMING = Timing(answer=30.0, reconnect=10.0, keepalive=20.0)
@@ -47,11 +47,11 @@ def certificates_of(folder: Path) -> Certificates:
     return Certificates(*(folder / f"{name}.pem" for name in ("certificate", "key", "authority")))
 
 
-def served(federation: Federation, closing: ExitStack) -> tuple[Hub, str]:
+def served(federation: Federation, closing: ExitStack) -> tuple[GrpcHub, str]:
     """Starts a server with its kit."""
     kit = federation.folder / "server"
     agreed: Any = lambda client, greeting: AGREED  # noqa: E731
-    hub = Hub(
+    hub = GrpcHub(
         agreed,
         largest=2**16,
         clients=SITES,
@@ -63,9 +63,9 @@ def served(federation: Federation, closing: ExitStack) -> tuple[Hub, str]:
     return hub, hub.listen("127.0.0.1:0")
 
 
-def member(address: str, kit: Path, client: str, timing: Timing = TIMING) -> Membership:
+def member(address: str, kit: Path, client: str, timing: Timing = TIMING) -> GrpcMembership:
     own: Mapping[str, Any] = {"token": read_token(kit / "token"), "certificates": certificates_of(kit)}
-    return Membership(address, client, AGREED, timing=timing, **own)
+    return GrpcMembership(address, client, AGREED, timing=timing, **own)
 
 
 def kept(folder: Path) -> dict[str, bytes]:

@@ -32,9 +32,9 @@ from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.rows import Rows
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.transport.hub import Hub
+from fedstrata.transport.grpc.hub import GrpcHub
+from fedstrata.transport.grpc.membership import GrpcMembership
 from fedstrata.transport.members import Arrival
-from fedstrata.transport.membership import Membership
 
 CLIENTS = ("site-1", "site-2")
 LM = (
@@ -82,7 +82,7 @@ class Watched:
         for name in ("open", "extend", "run"):
             monkeypatch.setattr(Sessions, name, self._watching(name, getattr(Sessions, name)))
         self.answers = Answers(folder, (), CLIENTS, limit)
-        self.hub = Hub(
+        self.hub = GrpcHub(
             self.answers.agreements(ENOUGH),
             largest=ENOUGH,
             clients=CLIENTS,
@@ -114,7 +114,7 @@ class Watched:
             thread.join()
 
 
-def in_turns(hub: Hub) -> Callable[..., Arrival | None]:
+def in_turns(hub: GrpcHub) -> Callable[..., Arrival | None]:
     """Returns a `receive` that hears one client after the other, each as long as it is there."""
     receive, waiting, order = hub.receive, {client: deque[Arrival]() for client in CLIENTS}, deque(CLIENTS)
     seen = set[str]()
@@ -204,9 +204,9 @@ def test_two_clients_at_once_say_what_the_whole_model_says_though_the_server_for
     assert server.calls.count("extend") > 10
 
 
-def session_of(own: Generating, address: str) -> Callable[[], Membership]:
+def session_of(own: Generating, address: str) -> Callable[[], GrpcMembership]:
     """Makes sessions at a server."""
-    return lambda: Membership(address, own.id, own.agreement, greeting=own.greeting, timing=PATIENT)
+    return lambda: GrpcMembership(address, own.id, own.agreement, greeting=own.greeting, timing=PATIENT)
 
 
 @pytest.mark.usefixtures("quick")

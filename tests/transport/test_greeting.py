@@ -10,9 +10,9 @@ import grpc
 import pytest
 
 from fedstrata.core.errors import LineError, RefusedError
+from fedstrata.transport.grpc.hub import GrpcHub
+from fedstrata.transport.grpc.membership import settings_of
 from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack
-from fedstrata.transport.hub import Hub
-from fedstrata.transport.membership import settings_of
 from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions
 
@@ -35,7 +35,7 @@ def nobody(client: str, greeting: object) -> None:
     ids=len,
 )
 def test_who_does_not_begin_with_a_greeting_is_told_so(body: bytes, told: str) -> None:
-    hub = Hub(nobody, largest=2**20, clients=["north"])  # type: ignore[arg-type]
+    hub = GrpcHub(nobody, largest=2**20, clients=["north"])  # type: ignore[arg-type]
     try:
         channel = grpc.insecure_channel(hub.listen("127.0.0.1:0"), [("grpc.enable_http_proxy", 0)])
         call = channel.stream_stream(f"/{SERVICE}/{METHOD}")(

@@ -34,9 +34,10 @@ from fedstrata.core.types import Message
 from fedstrata.transport.addresses import require_free
 from fedstrata.transport.agreement import Agreement, Conversation
 from fedstrata.transport.credentials import Certificates, Tokens
+from fedstrata.transport.grpc.hub import GrpcHub
+from fedstrata.transport.grpc.membership import GrpcMembership, settings_of
 from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
-from fedstrata.transport.hub import Hub
-from fedstrata.transport.membership import GrpcLine, Membership, settings_of
+from fedstrata.transport.membership import TurnLine
 from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions
 from fedstrata.wire import frame
@@ -67,13 +68,13 @@ def agree(client: str, greeting: Mapping[str, Any]) -> Agreement:
 
 
 @pytest.fixture
-def hub() -> Iterator[Callable[..., Hub]]:
+def hub() -> Iterator[Callable[..., GrpcHub]]:
     """Makes hubs for the clients `north` and `south`."""
-    hubs: list[Hub] = []
+    hubs: list[GrpcHub] = []
 
-    def make(**options: Any) -> Hub:
+    def make(**options: Any) -> GrpcHub:
         hubs.append(
-            Hub(agree, **{"largest": 2**20, "clients": ["north", "south"], "timing": TIMING, **options})
+            GrpcHub(agree, **{"largest": 2**20, "clients": ["north", "south"], "timing": TIMING, **options})
         )
         return hubs[-1]
 
@@ -83,9 +84,9 @@ def hub() -> Iterator[Callable[..., Hub]]:
 
 
 @contextmanager
-def joined(hub: Hub, address: str, client: str = "north", **options: Any) -> Iterator[Membership]:
+def joined(hub: GrpcHub, address: str, client: str = "north", **options: Any) -> Iterator[GrpcMembership]:
     """Joins as a client."""
-    with Membership(address, client, AGREED, timing=TIMING, **options) as membership:
+    with GrpcMembership(address, client, AGREED, timing=TIMING, **options) as membership:
         hub.wait_for([client], 30)
         yield membership
 
@@ -95,10 +96,10 @@ def states(rows: int = 2, length: int = 5, hidden: int = 8, dtype: torch.dtype =
     return Message({"states": torch.ones(rows, length, hidden, dtype=dtype)}, {"kind": "states"})
 
 
-def test_messages_come_as_they_were_sent(hub: Callable[..., Hub]) -> None:
+def test_messages_come_as_they_were_sent(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
-        line = GrpcLine(membership, turn=7)
+        line = TurnLine(membership, turn=7)
         server.send("north", Header(Kind.PLAN, turn=7), frame.encode(Message()))
         assert membership.receive()[0].kind == Kind.PLAN
         sent = torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -133,11 +134,11 @@ def test_messages_come_as_they_were_sent(hub: Callable[..., Hub]) -> None:
     ],
 )
 def test_what_was_not_agreed_is_refused_on_both_sides(
-    hub: Callable[..., Hub], message: Message, told: str
+    hub: Callable[..., GrpcHub], message: Message, told: str
 ) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
-        GrpcLine(membership, 0).send(message)
+        TurnLine(membership, 0).send(message)
         arrival = server.receive(30)
         assert arrival is not None
         with pytest.raises(FrameError, match=f"client 'north' sent what was not agreed: {told}"):
@@ -146,35 +147,35 @@ def test_what_was_not_agreed_is_refused_on_both_sides(
             membership.receive()
 
 
-def test_a_server_that_sends_what_was_not_agreed_is_not_listened_to(hub: Callable[..., Hub]) -> None:
+def test_a_server_that_sends_what_was_not_agreed_is_not_listened_to(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
         server.send("north", Header(Kind.SAID, turn=1), frame.encode(states(hidden=9)))
         told = r"the server sent what was not agreed: states came as bfloat16 \(2, 5, 9\), not bfloat16"
         with pytest.raises(FrameError, match=told):
-            GrpcLine(membership, 1).receive()
+            TurnLine(membership, 1).receive()
 
 
-def test_a_client_does_not_wait_for_a_server_that_has_stopped_speaking(hub: Callable[..., Hub]) -> None:
+def test_a_client_does_not_wait_for_a_server_that_has_stopped_speaking(hub: Callable[..., GrpcHub]) -> None:
     """It has a connection, and nobody behind it: a server gives signs of life while it waits for others."""
     server = hub()
     impatient = replace(TIMING, answer=0.5)
     address = server.listen("127.0.0.1:0")
     with (
-        Membership(address, "north", AGREED, timing=impatient) as membership,
+        GrpcMembership(address, "north", AGREED, timing=impatient) as membership,
         pytest.raises(LineError, match=r"the server has given no sign of life for 0\.5 s"),
     ):
-        GrpcLine(membership, 1).receive()
+        TurnLine(membership, 1).receive()
 
 
-def test_a_busy_server_gives_signs_of_life_in_time_for_the_least_patient(hub: Callable[..., Hub]) -> None:
+def test_a_busy_server_gives_signs_of_life_in_time_for_the_least_patient(hub: Callable[..., GrpcHub]) -> None:
     server = hub()  # whose own deadline would have it speak every quarter of a minute
     address, impatient = server.listen("127.0.0.1:0"), replace(TIMING, answer=2.0)
     with (
         joined(server, address, "south") as busy,
-        Membership(address, "north", AGREED, timing=impatient) as waiting,
+        GrpcMembership(address, "north", AGREED, timing=impatient) as waiting,
     ):
-        GrpcLine(busy, 0).send(Message({}, {"batch": 1}))
+        TurnLine(busy, 0).send(Message({}, {"batch": 1}))
         with server._changed:
             assert server._changed.wait_for(lambda: server._members["south"].link.arrived, 60)
         heard, before = waiting._link.heard, time.monotonic()
@@ -213,12 +214,12 @@ def test_states_are_taken_if_and_only_if_they_are_as_agreed(
     ],
 )
 def test_a_client_that_holds_something_else_is_refused(
-    hub: Callable[..., Hub], change: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
+    hub: Callable[..., GrpcHub], change: dict[str, Any], told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = hub()
     address = server.listen("127.0.0.1:0")
     theirs = replace(AGREED, settings={**AGREED.settings, **change})
-    with pytest.raises(RefusedError, match=told), Membership(address, "north", theirs, timing=TIMING):
+    with pytest.raises(RefusedError, match=told), GrpcMembership(address, "north", theirs, timing=TIMING):
         pass
     assert told in caplog.text
     assert server.present == ()
@@ -227,18 +228,18 @@ def test_a_client_that_holds_something_else_is_refused(
 def test_all_batches_in_flight_are_answered_before_the_client_takes_an_answer() -> None:
     """The server does not wait while it sends, so there is room for one to each, of the largest size."""
     agreed = said_of(hidden=4096, in_flight=6)
-    server = Hub(lambda client, greeting: agreed, largest=2**20, clients=["north"], timing=TIMING)
+    server = GrpcHub(lambda client, greeting: agreed, largest=2**20, clients=["north"], timing=TIMING)
     address = server.listen("127.0.0.1:0")
-    with Membership(address, "north", agreed, timing=TIMING) as membership:
+    with GrpcMembership(address, "north", agreed, timing=TIMING) as membership:
         for batch in range(6):
             content = frame.encode(Message(states(4, 16, 4096).tensors, {"batch": batch}))
             server.send("north", Header(Kind.SAID, turn=1), content)
-        line = GrpcLine(membership, turn=1)
+        line = TurnLine(membership, turn=1)
         assert [line.receive().values["batch"] for _ in range(6)] == list(range(6))
     server.stop(1.0)
 
 
-def test_a_stranger_is_refused(hub: Callable[..., Hub]) -> None:
+def test_a_stranger_is_refused(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     address = server.listen("127.0.0.1:0")
     with pytest.raises(RefusedError, match="'west' is no client"), joined(server, address, "west"):
@@ -263,14 +264,14 @@ def certificates(authority: trustme.CA, folder: Path, name: str, trusted: trustm
 
 
 def test_with_tls_a_client_needs_its_own_certificate_and_its_own_token(
-    hub: Callable[..., Hub], authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tokens = Tokens({"north": "secret-of-north", "south": "secret-of-south"})
     server = hub(tokens=tokens, certificates=certificates(authority, tmp_path, "server", authority))
     address = server.listen("localhost:0")
     north = certificates(authority, tmp_path, "north", authority)
     with joined(server, address, certificates=north, token="secret-of-north") as membership:
-        GrpcLine(membership, 0).send(states())
+        TurnLine(membership, 0).send(states())
         assert server.receive(30) is not None
     for client, token, told in (
         ("north", "secret-of-south", "client 'north' shows a token that is not the one it has here"),
@@ -287,7 +288,7 @@ def test_with_tls_a_client_needs_its_own_certificate_and_its_own_token(
 
 
 def test_a_certificate_that_nobody_trusts_does_not_connect(
-    hub: Callable[..., Hub], authority: trustme.CA, tmp_path: Path
+    hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path
 ) -> None:
     other = trustme.CA()
     tokens = Tokens({"north": "secret"})
@@ -300,7 +301,7 @@ def test_a_certificate_that_nobody_trusts_does_not_connect(
     ):
         warnings: list[str] = []
         own: dict[str, Any] = {"certificates": wrong, "token": "secret", "warn": warnings.append}
-        member = Membership(address, "north", AGREED, timing=brief, **own)
+        member = GrpcMembership(address, "north", AGREED, timing=brief, **own)
         with pytest.raises(LineError, match=r"the server cannot be reached for 0\.5 s"), member:
             pass
         (warning,) = warnings  # at once, and not at every attempt
@@ -309,7 +310,7 @@ def test_a_certificate_that_nobody_trusts_does_not_connect(
 
 
 def test_who_speaks_plain_text_with_a_server_of_tls_is_told_of_it(
-    hub: Callable[..., Hub], authority: trustme.CA, tmp_path: Path
+    hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path
 ) -> None:
     tokens = Tokens({"north": "secret"})
     server = hub(tokens=tokens, certificates=certificates(authority, tmp_path, "server", authority))
@@ -320,12 +321,12 @@ def test_who_speaks_plain_text_with_a_server_of_tls_is_told_of_it(
     )
     with pytest.raises(LineError, match=told):
         settings_of(address, "north", None, None, brief)
-    with pytest.raises(LineError, match=told), Membership(address, "north", AGREED, timing=brief):
+    with pytest.raises(LineError, match=told), GrpcMembership(address, "north", AGREED, timing=brief):
         pass
 
 
 def test_plain_text_passes_by_the_proxy_of_the_environment(
-    hub: Callable[..., Hub], monkeypatch: pytest.MonkeyPatch
+    hub: Callable[..., GrpcHub], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would carry off what is to stay on this machine."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
@@ -351,14 +352,14 @@ def test_files_that_are_no_certificates_are_named_before_anything_is_tried(
     assert [problem.path for problem in found.value.problems] == ["--certificate", "--authority"]
 
 
-def test_an_address_that_is_taken_is_told_before_anything_is_written(hub: Callable[..., Hub]) -> None:
+def test_an_address_that_is_taken_is_told_before_anything_is_written(hub: Callable[..., GrpcHub]) -> None:
     address = hub().listen("127.0.0.1:0")
     with pytest.raises(LineError, match=f"cannot listen on {address}: it is taken"):
         require_free(address)
     require_free("127.0.0.1:0")
 
 
-def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable[..., Hub]) -> None:
+def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     address = server.listen("127.0.0.1:0")
     with joined(server, address) as first, joined(server, address) as second:
@@ -368,24 +369,24 @@ def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable
         assert arrival.session != server.session("north"), "what is under way since is not concerned"
         with pytest.raises(RefusedError, match="another process has joined"):
             first.receive()
-        GrpcLine(second, 0).send(states())
+        TurnLine(second, 0).send(states())
         arrival = server.receive(30)
         assert arrival is not None
         assert arrival.lost is None
 
 
-def plan_of(hub: Hub, membership: Membership, turn: int) -> None:
+def plan_of(hub: GrpcHub, membership: GrpcMembership, turn: int) -> None:
     """Begins a turn of `north`."""
     hub.send("north", Header(Kind.PLAN, turn=turn), frame.encode(Message()))
     assert membership.receive()[0].turn == turn
 
 
 @pytest.mark.parametrize("other", [0, 99])
-def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., Hub], other: int) -> None:
+def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., GrpcHub], other: int) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
         plan_of(server, membership, 1)
-        GrpcLine(membership, other).send(Message())
+        TurnLine(membership, other).send(Message())
         arrival = server.receive(30)
         assert arrival is not None
         with pytest.raises(
@@ -396,24 +397,24 @@ def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., H
             membership.receive()
 
 
-def test_nothing_comes_behind_the_end_of_a_turn(hub: Callable[..., Hub]) -> None:
+def test_nothing_comes_behind_the_end_of_a_turn(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
         plan_of(server, membership, 1)
         membership.send(Header(Kind.UPDATE, turn=1), frame.encode(Message()))
-        GrpcLine(membership, 1).send(Message())
+        TurnLine(membership, 1).send(Message())
         found = [server.receive(30), server.receive(30)]
         assert [each is not None and type(each.lost) for each in found] == [type(None), FrameError]
 
 
-def test_only_what_is_of_the_turn_that_was_asked_stops_the_clock(hub: Callable[..., Hub]) -> None:
+def test_only_what_is_of_the_turn_that_was_asked_stops_the_clock(hub: Callable[..., GrpcHub]) -> None:
     """What was on the way when the server ended the turn before is no fault, and no answer."""
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
         for turn in (1, 2):
             plan_of(server, membership, turn)
         server.timing = replace(TIMING, answer=0.5)
-        GrpcLine(membership, 1).send(Message())
+        TurnLine(membership, 1).send(Message())
         while (arrival := server.receive(30)) is not None and arrival.lost is None:
             assert arrival.header is not None and arrival.header.turn == 1
         assert arrival is not None
@@ -432,7 +433,7 @@ def silent(address: str, client: str) -> Iterator[Any]:
 
 
 def test_silent_connections_of_one_client_keep_nobody_out(
-    hub: Callable[..., Hub], caplog: pytest.LogCaptureFixture
+    hub: Callable[..., GrpcHub], caplog: pytest.LogCaptureFixture
 ) -> None:
     """They are more than the threads there are, and each could be silent for as long as the test may take."""
     server = hub(timing=replace(TIMING, reconnect=3600.0, greeting=3600.0))
@@ -449,7 +450,7 @@ def test_silent_connections_of_one_client_keep_nobody_out(
 def test_connections_of_one_session_that_take_nothing_keep_nobody_out() -> None:
     """Each is stuck in what it was to be sent, behind which nothing can leave it."""
     agreed = said_of(hidden=2**16)
-    server = Hub(lambda *_: agreed, largest=2**24, clients=["north", "south"], timing=TIMING)
+    server = GrpcHub(lambda *_: agreed, largest=2**24, clients=["north", "south"], timing=TIMING)
     address = server.listen("127.0.0.1:0")
     greeting = {"facts": dict(agreed.facts), "arrived": 0}
 
@@ -466,12 +467,12 @@ def test_connections_of_one_session_that_take_nothing_keep_nobody_out() -> None:
         for _ in range(30):
             calls.append(call(channel, str(said.values["session"])))
             next(calls[-1])  # the welcome; what comes behind it is not taken
-        with Membership(address, "south", agreed, timing=TIMING):
+        with GrpcMembership(address, "south", agreed, timing=TIMING):
             server.wait_for(["south"], 30)
     server.stop(1.0)
 
 
-def test_who_connects_must_greet_in_time(hub: Callable[..., Hub]) -> None:
+def test_who_connects_must_greet_in_time(hub: Callable[..., GrpcHub]) -> None:
     told: Queue[logging.LogRecord] = Queue()  # by a thread of the server, which the call's end does not await
     handler = QueueHandler(told)
     logging.getLogger("fedstrata").addHandler(handler)
@@ -485,7 +486,7 @@ def test_who_connects_must_greet_in_time(hub: Callable[..., Hub]) -> None:
         logging.getLogger("fedstrata").removeHandler(handler)
 
 
-def test_a_client_that_leaves_is_lost_at_once(hub: Callable[..., Hub]) -> None:
+def test_a_client_that_leaves_is_lost_at_once(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")):
         pass
@@ -494,7 +495,7 @@ def test_a_client_that_leaves_is_lost_at_once(hub: Callable[..., Hub]) -> None:
     assert str(arrival.lost) == "client 'north' has left"
 
 
-def test_a_client_that_has_left_is_not_waited_with(hub: Callable[..., Hub]) -> None:
+def test_a_client_that_has_left_is_not_waited_with(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")):
         pass
@@ -505,7 +506,7 @@ def test_a_client_that_has_left_is_not_waited_with(hub: Callable[..., Hub]) -> N
     assert server.present == ()
 
 
-def test_a_client_hears_that_a_restarted_server_does_not_know_it(hub: Callable[..., Hub]) -> None:
+def test_a_client_hears_that_a_restarted_server_does_not_know_it(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     address = server.listen("127.0.0.1:0")
     with joined(server, address) as membership:
@@ -518,7 +519,7 @@ def test_a_client_hears_that_a_restarted_server_does_not_know_it(hub: Callable[.
             assert again.welcome == {"committed": 3}
 
 
-def test_the_end_of_a_run_is_heard_behind_all_that_was_said(hub: Callable[..., Hub]) -> None:
+def test_the_end_of_a_run_is_heard_behind_all_that_was_said(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
         server.send("north", Header(Kind.SAID, turn=1), frame.encode(Message({}, {"number": 1})))

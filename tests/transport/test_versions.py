@@ -12,9 +12,9 @@ import grpc
 import pytest
 
 from fedstrata.core.errors import RefusedError
+from fedstrata.transport.grpc.hub import GrpcHub
+from fedstrata.transport.grpc.membership import settings_of
 from fedstrata.transport.header import METHOD, PROTOCOL, SERVICE, SETTINGS
-from fedstrata.transport.hub import Hub
-from fedstrata.transport.membership import settings_of
 from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions
 
@@ -38,7 +38,7 @@ def nobody(client: str, greeting: object) -> Any:
 def test_a_client_of_another_version_is_refused_before_it_has_said_a_word(
     call: str, said: list[tuple[str, str]], told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hub = Hub(nobody, largest=2**20, clients=["north"])
+    hub = GrpcHub(nobody, largest=2**20, clients=["north"])
     try:
         metadata = [("client-bin", b"north"), *said]
         channel = grpc.insecure_channel(hub.listen("127.0.0.1:0"), [("grpc.enable_http_proxy", 0)])
@@ -92,7 +92,7 @@ main()
 @pytest.mark.slow
 def test_fedstrata_join_of_another_version_ends_with_both_named(caplog: pytest.LogCaptureFixture) -> None:
     settings = {"fedstrata": OWN, "settings": {"a section of a later version": 1}}
-    hub = Hub(nobody, largest=2**20, clients=["north"], settings=settings)  # type: ignore[arg-type]
+    hub = GrpcHub(nobody, largest=2**20, clients=["north"], settings=settings)  # type: ignore[arg-type]
     try:
         address = hub.listen("127.0.0.1:0")
         join = [sys.executable, "-c", OLDER, "join", "--insecure", "--client", "north", "--server", address]

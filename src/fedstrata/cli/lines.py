@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -20,10 +20,11 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from fedstrata.core.types import JSON
     from fedstrata.engine.agreeing import Agreements
+    from fedstrata.engine.serving import Serving
     from fedstrata.transport.credentials import Certificates, Tokens
-    from fedstrata.transport.hub import Hub
+    from fedstrata.transport.grpc.hub import GrpcHub
+    from fedstrata.transport.grpc.membership import GrpcMembership
     from fedstrata.transport.kit import Kit
-    from fedstrata.transport.membership import Membership
     from fedstrata.transport.timing import Timing
 
 LOOPBACK = "127.0.0.1:7447"
@@ -119,7 +120,7 @@ class Guests:
         agreements: Agreements,
         welcome: Callable[[str], Mapping[str, JSON]],
         settings: Mapping[str, JSON] | None = None,
-    ) -> Hub:
+    ) -> GrpcHub:
         """Returns the server's end of their lines.
 
         Args:
@@ -127,9 +128,9 @@ class Guests:
             welcome: Returns what a client is told when its session begins.
             settings: What is said of the run to a client before it joins.
         """
-        from fedstrata.transport.hub import Hub  # noqa: PLC0415 - heavy
+        from fedstrata.transport.grpc.hub import GrpcHub  # noqa: PLC0415 - heavy
 
-        return Hub(
+        return GrpcHub(
             agreements,
             largest=agreements.largest,
             clients=self.names,
@@ -178,6 +179,44 @@ class ServerLine(Line):
         """The address to listen on."""
         return self.listen or LOOPBACK
 
+    def serving(self, clients: tuple[str, ...], patience: float) -> Serving:
+        """Returns how a run is served to clients."""
+        from fedstrata.engine.serving import Serving  # noqa: PLC0415 - heavy
+
+        cache_bytes = int(self.cache_megabytes * 2**20)
+        return Serving(clients, cache_bytes, self.megabytes * 2**20, patience)
+
+    def names(self, usual: Sequence[str] = ()) -> tuple[str, ...]:
+        """Returns who takes part.
+
+        Args:
+            usual: Who does if nobody is named.
+
+        Raises:
+            ConfigurationError: Nobody does, or a name comes twice.
+        """
+        names = tuple(map(str.strip, self.clients.split(",") if self.clients else usual))
+        if not all(names) or not names:
+            message = "must name those who may join, with commas between"
+            raise ConfigurationError([Problem("--clients", message)])
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
+        return names
+
+    def timing(self) -> Timing:
+        """Returns how long to wait where another carries the line, and has certificates of its own.
+
+        Raises:
+            ConfigurationError: Something is said of a line of gRPC, all of it at once.
+        """
+        of_grpc = ("certificate", "key", "authority", "insecure", "listen", "tokens")
+        usual = {each.name: each.default for each in fields(self)}
+        said = [name for name in of_grpc if getattr(self, name) != usual[name]]
+        if said:
+            message = "has no use with --on: NVFlare has its own connections and certificates"
+            raise ConfigurationError([Problem(f"--{name}", message) for name in said])
+        return self._timing()
+
     def guests(self) -> Guests:
         """Returns who may join.
 
@@ -194,13 +233,7 @@ class ServerLine(Line):
         if certificates is not None and known is None:
             message = "must be given: every client has a token of its own"
             raise ConfigurationError([Problem("--tokens", message)])
-        asked = self.clients.split(",") if self.clients else known.clients if known else ()
-        names = tuple(map(str.strip, asked))
-        if not all(names) or not names:
-            message = "must name those who may join, with commas between"
-            raise ConfigurationError([Problem("--clients", message)])
-        if twice := [name for name, times in Counter(names).items() if times > 1]:
-            raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
+        names = self.names(known.clients if known else ())
         if known and (without := [name for name in names if name not in known.clients]):
             message = f"{without[0]!r} has no token there; {', '.join(known.clients)} have"
             raise ConfigurationError([Problem("--tokens", message)])
@@ -258,17 +291,17 @@ class ClientLine(Line):
         """The folder for what this client keeps."""
         return self.home or Path("fedstrata-client")
 
-    def sessions(self) -> Callable[[Any], Membership]:
+    def sessions(self) -> Callable[[Any], GrpcMembership]:
         """Returns what makes a client's sessions, given who has the agreement and the greeting.
 
         Raises:
             ConfigurationError: Certificates are missing, there is TLS without a token, or it cannot be read.
         """
-        from fedstrata.transport.membership import Membership  # noqa: PLC0415 - heavy
+        from fedstrata.transport.grpc.membership import GrpcMembership  # noqa: PLC0415 - heavy
 
         name, (secret, certificates, timing) = self.name, self._access()
         _warn_of_end(certificates)
-        return lambda own: Membership(
+        return lambda own: GrpcMembership(
             self.address,
             name,
             own.agreement,
@@ -281,7 +314,7 @@ class ClientLine(Line):
 
     def settings(self, *, refused: bool = False) -> Mapping[str, Any]:
         """Returns what the server says of the run, or tells it that it is refused; raises as `sessions`."""
-        from fedstrata.transport.membership import settings_of  # noqa: PLC0415 - heavy
+        from fedstrata.transport.grpc.membership import settings_of  # noqa: PLC0415 - heavy
 
         return settings_of(self.address, self.name, *self._access(), _warn, refused=refused)
 

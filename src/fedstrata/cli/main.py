@@ -18,6 +18,7 @@ from fedstrata.cli import (
     ledger,
     log,
     methods,
+    nvflare,
     plan,
     predict,
     report,
@@ -62,6 +63,7 @@ app.command()(score.score)
 app.command()(export.export)
 app.command()(serve.serve)
 app.command()(serve.join)
+app.command()(nvflare.nvflare_kit)
 app.command()(methods.methods)
 app.command()(report.report)
 app.command()(watch.watch)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import partial
+from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from fedstrata.cli import lines, log
 from fedstrata.cli.log import LogJson
+from fedstrata.cli.nvflare import serve_on_nvflare
 from fedstrata.cli.options import (
     Arguments,
     Debug,
@@ -21,17 +23,21 @@ from fedstrata.cli.options import (
     sort_arguments,
 )
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.core.errors import ConfigurationError, PolicyError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fedstrata.cli.display import Display
     from fedstrata.core.settings.source import Source
     from fedstrata.engine.remote import RemoteEngine
     from fedstrata.engine.run import Run
     from fedstrata.operations.serving import Operations
-    from fedstrata.transport.hub import Hub
+    from fedstrata.transport.grpc.hub import GrpcHub
+
+
+class Carrier(StrEnum):
+    """What a run may be served on, other than connections of its own."""
+
+    NVFLARE = "nvflare"
 
 
 @lines.with_options(lines.ServerLine, deadline=3600)
@@ -48,6 +54,18 @@ def serve(
         ),
     ] = False,
     patience: Annotated[float, seconds("to wait, once, for a client that has not joined.", 0.0)] = 3600,
+    on: Annotated[
+        Carrier | None,
+        typer.Option(help="What carries the run, if not connections of its own.", show_default=False),
+    ] = None,
+    admin: Annotated[
+        Path | None,
+        typer.Option(
+            help="The startup kit of the NVFlare administrator who submits the run.",
+            metavar="KIT",
+            show_default=False,
+        ),
+    ] = None,
     operations: Annotated[
         str | None,
         typer.Option(help="Loopback address to tell /healthz and /metrics at.", metavar="HOST:PORT"),
@@ -64,16 +82,8 @@ def serve(
     --key server.key --authority clients.pem
     """
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
-    from fedstrata.engine.agreeing import Agreements  # noqa: PLC0415
-    from fedstrata.engine.prepare import prepare_server  # noqa: PLC0415
-    from fedstrata.engine.remote import RemoteEngine  # noqa: PLC0415
-    from fedstrata.engine.run_folder import (  # noqa: PLC0415
-        has_begun,
-        has_ended,
-        open_served,
-        require_free_folder,
-    )
-    from fedstrata.engine.shared_settings import shared_settings  # noqa: PLC0415
+    from fedstrata.engine.run_folder import has_begun, has_ended, require_free_folder  # noqa: PLC0415
+    from fedstrata.engine.serving import open_service  # noqa: PLC0415
     from fedstrata.operations.serving import Operations, require_operations  # noqa: PLC0415
     from fedstrata.operations.standing import Standing  # noqa: PLC0415
     from fedstrata.transport.addresses import require_free  # noqa: PLC0415
@@ -83,6 +93,18 @@ def serve(
         log.tell(f"the run in {out} has ended; nothing is left to do", event="ended")
         return
     resume = resume or (resume_if_begun and has_begun(out))
+    if on is not None:
+        if operations is not None:
+            raise ConfigurationError(
+                [Problem("--operations", "has no use with --on: NVFlare serves the run")]
+            )
+        if not resume:
+            require_free_folder(out)
+        source = configuration_of(line, arguments, out, resume=resume)
+        serve_on_nvflare(line, source, out, admin, patience)
+        return
+    if admin is not None:
+        raise ConfigurationError([Problem("--admin", "has no use without --on nvflare")])
     guests = line.guests()
     require_operations(operations)
     require_free(line.address)
@@ -90,24 +112,17 @@ def serve(
     display.say("preparing the model ...")
     if not resume:
         require_free_folder(out)
-    source = configuration_of(line, arguments, out, resume=resume)
-    experiment = prepare_server(source, guests.names)
-    log.about(run=experiment.settings.name)
-    cache_bytes = int(line.cache_megabytes * 2**20)
-    engine_of = partial(RemoteEngine, names=guests.names, cache_bytes=cache_bytes, patience=patience)
-    agreements = Agreements(experiment, guests.names, line.megabytes * 2**20)  # before anything is written
-    standing = Standing(guests.names, display)
-    run = open_served(source, experiment, out, standing, engine_of, resume=resume)
-    agreements.known = run.engine.weights
-    hub = guests.hub(agreements, run.engine.welcome, shared_settings(experiment))
-    run.engine.connect(hub)
+    source, standing = configuration_of(line, arguments, out, resume=resume), Standing(guests.names, display)
+    serving = line.serving(guests.names, patience)
+    run, hub = open_service(source, out, standing, serving, guests.hub, resume=resume)
+    log.about(run=run.experiment.settings.name)
     told = Operations(run.folder, hub, standing, operations)
     summary = _executed(run, hub, line.address, told, display)
-    display.show(summary, run.folder, personal=experiment.method.personal)
+    display.show(summary, run.folder, personal=run.experiment.method.personal)
 
 
 def _executed(
-    run: Run[RemoteEngine], hub: Hub, listen: str, told: Operations, display: Display
+    run: Run[RemoteEngine], hub: GrpcHub, listen: str, told: Operations, display: Display
 ) -> Mapping[str, Any]:
     """Returns the summary of a run whose clients come to an address; it ends their sessions."""
     complete = False
@@ -147,10 +162,7 @@ def join(
     Example: fedstrata join site.yaml --server 10.0.0.1:7447 --client north --token token
     --certificate north.pem --key north.key --authority server.pem
     """
-    from fedstrata.engine.check import check_settings  # noqa: PLC0415 - heavy
-    from fedstrata.engine.joining import RemoteClient  # noqa: PLC0415
-    from fedstrata.engine.prepare import prepare_client  # noqa: PLC0415
-    from fedstrata.engine.shared_settings import with_shared  # noqa: PLC0415
+    from fedstrata.engine.joining import join_run  # noqa: PLC0415 - heavy
     from fedstrata.engine.site_policy import PolicyGuard  # noqa: PLC0415
     from fedstrata.transport.kit import IDENTITY, LOCK, POLICY  # noqa: PLC0415
 
@@ -162,21 +174,16 @@ def join(
     session_of = line.sessions()
     source = _site(*line.sorted(arguments))
     log.tell(f"asking {line.address} what is to be trained", event="asking")
-    source = with_shared(source, line.settings())
-    log.about(run=source.values["name"])
-    try:
-        if guard is not None:
-            guard.require_settings(check_settings(source).settings)
-        experiment = prepare_client(source, client)
-        if guard is not None:
-            guard.require_experiment(experiment, client)
-    except PolicyError:
-        line.settings(refused=True)
-        raise
+
+    def settings_of(refused: bool) -> Mapping[str, Any]:
+        told = line.settings(refused=refused)
+        if isinstance(said := told.get("settings"), Mapping):
+            log.about(run=str(said.get("name")))
+        return told
+
     files = {"identity": identity or line.kept(IDENTITY), "lock": lock or line.kept(LOCK)}
-    remote = RemoteClient(experiment, client, line.place, _tell, **files, policy=guard)
     try:
-        remote.take_part(session_of)
+        join_run(source, client, settings_of, session_of, line.place, _tell, guard=guard, **files)
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     log.tell("the run has ended", event="ended")
@@ -210,22 +217,8 @@ def configuration_of(
 
 def _tell(event: str, facts: Any) -> None:
     """Shows what a client does, a line a turn."""
-    from fedstrata.record.privacy import budget_line  # noqa: PLC0415 - not for --help
+    from fedstrata.record.client_events import TROUBLE, line_of  # noqa: PLC0415 - not for --help
 
-    say = partial(log.tell, event=event, round=facts.get("round"))
-    if event == "joined":
-        say(f"joined as {facts['client']}")
-    elif event == "session_over":
-        say(f"joining again: {facts['message']}")
-    elif event == "turn":
-        say(f"round {facts['round']}: {facts['handler']}")
-    elif event == "scoring":
-        say(f"scoring the {facts['part']} split")
-    elif event in {"budget_refused", "policy_refused"}:
-        say(facts["message"], level=logging.WARNING)
-    elif event == "budget":
-        say(budget_line(facts["clients"].popitem()[1], facts))
-    elif event == "kept":
-        say(f"what was learnt is in {facts['folder']}")
-    elif event == "turn_failed":
-        say(f"round {facts['round']} has failed here: {facts['message']}", level=logging.WARNING)
+    if told := line_of(event, facts):
+        level = logging.WARNING if event in TROUBLE else logging.INFO
+        log.tell(told, level=level, event=event, round=facts.get("round"))

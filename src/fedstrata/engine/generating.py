@@ -41,7 +41,7 @@ from fedstrata.tasks.instruction.examples import Example, answer_text, answered,
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.train.evaluate import answer, batches_by_length
 from fedstrata.train.local import autocast, to_device
-from fedstrata.transport.membership import GrpcLine, Membership
+from fedstrata.transport.membership import Membership, TurnLine
 from fedstrata.wire import frame
 
 Join = Callable[[], "Membership"]
@@ -271,7 +271,7 @@ class Lasting(RemoteMiddle):
             raise LineError(f"the server now has round {committed} of the run, and not {self.committed}")
         self.committed, self.id = committed, membership.welcome.get("run")
         ledger = self._stack.enter_context(self._ledger_of(self.id))
-        self._line = ledger.line(GrpcLine(membership, TURN))
+        self._line = ledger.line(TurnLine(membership, TURN))
 
     def close(self, session: str) -> None:
         """Forgets a session, if there is one and a server."""

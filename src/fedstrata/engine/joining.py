@@ -29,23 +29,27 @@ from fedstrata.core.errors import (
     ConfigurationError,
     FrameError,
     LineError,
+    PolicyError,
     Problem,
     SessionOverError,
     TrainingError,
     printable,
 )
+from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreeing import TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.budgets import SiteBudget
-from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import Experiment, prepare_client
+from fedstrata.engine.shared_settings import with_shared
 from fedstrata.engine.site_identity import secure_turns_of
 from fedstrata.engine.site_policy import PolicyGuard
 from fedstrata.engine.site_scoring import SiteScoring
 from fedstrata.engine.sites import sites_of
 from fedstrata.record.log import Listener
 from fedstrata.transport.header import Header, Kind
-from fedstrata.transport.membership import GrpcLine, Membership, TurnOverError
+from fedstrata.transport.membership import Membership, TurnLine, TurnOverError
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
@@ -209,7 +213,7 @@ class RemoteClient:
             if self._secure is not None and is_exchange(order.handler):
                 result = self._secure.compute(order, self._site)
             else:
-                own, line = self._handler(header.handler), GrpcLine(membership, header.turn)
+                own, line = self._handler(header.handler), TurnLine(membership, header.turn)
                 result = self._workplace.compute(order, self._site, line, own)
             if isinstance(result, Failed):
                 raise result.error
@@ -322,3 +326,47 @@ class RemoteClient:
 def _learns(header: Header) -> bool:
     """Whether a plan is one by which a client trains."""
     return not is_scoring(header.handler) and not only_says(header.handler)
+
+
+def join_run(
+    source: Source,
+    client: str,
+    settings_of: Callable[[bool], Mapping[str, JSON]],
+    session_of: Callable[[RemoteClient], Membership],
+    home: Path,
+    listen: Listener,
+    *,
+    identity: Path | None = None,
+    lock: Path | None = None,
+    guard: PolicyGuard | None = None,
+) -> None:
+    """Takes part in the run of a server, to its end.
+
+    Args:
+        source: The site's own configuration.
+        client: Its name.
+        settings_of: Returns what the server says of the run; or tells it that the client does not join.
+        session_of: Returns the next session.
+        home: Where it keeps a store for each run.
+        listen: Told of its progress.
+        identity: Where its identity lies, with secure aggregation.
+        lock: Where it says whom it sums with.
+        guard: What its site allows; all if none.
+
+    Raises:
+        ConfigurationError: What the site and the server say does not fit together, or the site's policy does
+            not allow it, which the server is told.
+        FedstrataError: See `RemoteClient.take_part`.
+    """
+    source = with_shared(source, settings_of(False))
+    try:
+        if guard is not None:
+            guard.require_settings(check_settings(source).settings)
+        experiment = prepare_client(source, client)
+        if guard is not None:
+            guard.require_experiment(experiment, client)
+    except PolicyError:
+        settings_of(True)
+        raise
+    remote = RemoteClient(experiment, client, home, listen, identity=identity, lock=lock, policy=guard)
+    remote.take_part(session_of)

@@ -182,6 +182,23 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
     def without_of(method: Method) -> Callable[[PreTrainedModel], None] | None:
         return partial(leave_middle, cut=method.widest(clients)) if isinstance(method, Divided) else None
 
+    checked = check_served(source, clients, trains=trains)
+    if checked.task.needs_documents or (checked.method is not None and checked.method.tries_updates):
+        return prepare(source, without_of=without_of, apart=True)
+    return _without_documents(checked, without_of, [])
+
+
+def check_served(source: Source, clients: Sequence[str], *, trains: bool = True) -> Checked:
+    """Checks a configuration that is to be served to clients, as far as that needs no model and no data.
+
+    Args:
+        source: The configuration.
+        clients: Who may join.
+        trains: Whether they come to train, all of them, and not to be answered.
+
+    Raises:
+        ConfigurationError: With every problem that could be found.
+    """
     checked = check_settings(source)
     method = checked.method
     problems = _side_problems(checked, divided=not trains)
@@ -191,9 +208,7 @@ def prepare_server(source: Source, clients: Sequence[str], *, trains: bool = Tru
         problems += source.located(sum_problems(checked.settings, len(clients)))
     if problems:
         raise ConfigurationError(problems)
-    if checked.task.needs_documents or (method is not None and method.tries_updates):
-        return prepare(source, without_of=without_of, apart=True)
-    return _without_documents(checked, without_of, problems)
+    return checked
 
 
 def prepare_client(source: Source, client: str) -> Experiment:

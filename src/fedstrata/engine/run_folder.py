@@ -54,6 +54,9 @@ SETTINGS = "config.yaml"
 DOCUMENTS = "documents.json"
 """The file, within a run's folder, of the ids of each client's documents by split."""
 
+HANDOVER = "nvflare"
+"""The folder, within a run's, of what is handed over to another process that is to serve the run."""
+
 TOKENIZER = "tokenizer"
 """The folder, within a run's, of a tokenizer that the run built from its training texts."""
 
@@ -176,6 +179,7 @@ def require_free_folder(folder: Path | None) -> None:
         return
     unbegun = (
         DOCUMENTS,
+        HANDOVER,
         f".*{TEMPORARY}",
     )  # what is written before the settings, and what never was to its end
     if not folder.is_dir() or any(not any(map(path.match, unbegun)) for path in folder.iterdir()):

@@ -5,16 +5,10 @@ from threading import Event, Lock, Timer
 
 import grpc
 
-from fedstrata.core.errors import FrameError, RefusedError
-from fedstrata.core.types import Message
+from fedstrata.core.errors import RefusedError
 from fedstrata.transport.credentials import Certificates, Tokens, require_named
-from fedstrata.transport.header import Kind, unpack
-from fedstrata.transport.members import Greeting
+from fedstrata.transport.members import Greeting, read_greeting
 from fedstrata.transport.versions import own_versions, require_same_versions
-from fedstrata.wire import frame
-
-GREETING_BYTES = 2**20
-"""Bytes that a greeting may have: nothing is known of its sender's model yet."""
 
 
 class Admission:
@@ -64,7 +58,7 @@ class Admission:
         timer = Timer(self._seconds, give_up)
         timer.start()
         try:
-            greeting = _greeting(next(requests))
+            return client, *read_greeting(client, next(requests))
         except RefusedError:
             raise
         except Exception as error:  # whatever it is: the bytes are another's
@@ -79,10 +73,6 @@ class Admission:
             with self._lock:
                 if self._silent.get(client) is context:
                     del self._silent[client]
-        session, arrived = greeting.get("session"), greeting.get("arrived")
-        if not isinstance(session, str) or not isinstance(arrived, int):
-            raise RefusedError(f"client {client!r} greets without session and number")
-        return client, greeting, session, arrived
 
     def revoked(self, clients: Iterable[str]) -> set[str]:
         """Returns which of these clients may no longer join: their tokens are gone."""
@@ -106,12 +96,3 @@ class Admission:
         context.send_initial_metadata(own_versions())
         require_same_versions(said.items(), f"client {client!r}", "the server")
         return client
-
-
-def _greeting(data: bytes) -> Greeting:
-    header, body = unpack(data)
-    if body.nbytes > GREETING_BYTES:
-        raise RefusedError(f"a greeting may have {GREETING_BYTES} bytes, and not {body.nbytes}")
-    if header.kind != Kind.HELLO:
-        raise FrameError("no greeting")
-    return frame.decode(frame.split(body), Message).values

@@ -1,24 +1,22 @@
-"""The server's end of all lines: who is there, sending to each client, receiving from any."""
+"""The server's end of all lines: who is there, sending to each client, receiving from any.
+
+What carries the lines is said by the kinds of hub: gRPC's streams (`grpc.hub`), or whatever else.
+"""
 
 import logging
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from itertools import count
-from threading import Condition, Thread, Timer
-
-import grpc
+from threading import Condition
 
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, RefusedError
 from fedstrata.core.types import JSON, Message
-from fedstrata.transport.addresses import taken
-from fedstrata.transport.admission import GREETING_BYTES, Admission
 from fedstrata.transport.agreement import Agreement, accept
-from fedstrata.transport.credentials import Certificates, Tokens, require_safe
-from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS, Header, Kind, pack
+from fedstrata.transport.header import Header, Kind, pack
 from fedstrata.transport.link import Link
 from fedstrata.transport.members import Arrival, Greeting, Member
 from fedstrata.transport.timing import Timing
@@ -30,15 +28,11 @@ _BEATS = 4
 """Signs of life to those who wait, in the time after which they would give up."""
 
 
-class Hub:
+class Hub(ABC):
     """The server's end of all lines.
 
     Args:
         agree: Returns what is agreed with the client that greets so, or refuses it (`RefusedError`).
-        largest: Bytes that any message of any client may have.
-        clients: Who may join; a connection takes two threads.
-        tokens: Their tokens; none is only allowed without TLS.
-        certificates: The server's certificate and whom it trusts; none for plain text on this machine.
         timing: How long to wait.
         welcome: Returns what a client is told when its session begins.
         settings: What is said of the run to a client before it joins.
@@ -53,64 +47,21 @@ class Hub:
         self,
         agree: Callable[[str, Greeting], Agreement],
         *,
-        largest: int,
-        clients: Collection[str],
-        tokens: Tokens | None = None,
-        certificates: Certificates | None = None,
         timing: Timing | None = None,
         welcome: Callable[[str], Mapping[str, JSON]] = lambda client: {},
         settings: Mapping[str, JSON] | None = None,
     ) -> None:
-        if certificates is not None and tokens is None:
-            raise ValueError("with TLS clients have tokens too")
         self.timing = timing or Timing()
-        self._agree, self._welcome, self._certificates = agree, welcome, certificates
-        self._admission = Admission(clients, tokens, certificates, self.timing.greeting)
+        self._agree, self._welcome = agree, welcome
         self._changed = Condition()
         self._members: dict[str, Member] = {}
-        self._lines: dict[str, grpc.ServicerContext] = {}
         self._losses: deque[Arrival] = deque()
         self._refusing: set[str] = set()  # who has said that it does not join
         self.turns = count(1)
         self._next = 0
         self._beat = 0.0
         self.at_work_since: float | None = None
-        self._server = grpc.server(
-            ThreadPoolExecutor(2 * len(clients) + 8, thread_name_prefix="line"),
-            options=self.timing.options(largest + GREETING_BYTES),
-        )
         self._settings = frame.encode(Message({}, settings or {})).tobytes()
-        handlers = {
-            METHOD: grpc.stream_stream_rpc_method_handler(self._converse, response_serializer=list.pop),
-            SETTINGS: grpc.unary_unary_rpc_method_handler(self._tell_settings),
-        }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-
-    def listen(self, address: str) -> str:
-        """Begins to accept clients.
-
-        Args:
-            address: `HOST:PORT`; port 0 for any that is free.
-
-        Returns:
-            The address with the port that was taken.
-
-        Raises:
-            ConfigurationError: Without TLS the address is not on this machine.
-            LineError: It cannot be listened on.
-        """
-        require_safe(address, insecure=self._certificates is None, setting="--listen")
-        try:
-            if self._certificates is None:
-                port = self._server.add_insecure_port(address)
-            else:
-                port = self._server.add_secure_port(address, self._certificates.for_server())
-        except RuntimeError:
-            port = 0
-        if not port:
-            raise taken(address)
-        self._server.start()
-        return f"{address.rpartition(':')[0]}:{port}"
 
     @property
     def present(self) -> tuple[str, ...]:
@@ -123,6 +74,10 @@ class Hub:
         """The sessions there are, to be looked at alone."""
         with self._changed:
             return tuple(self._members.values())
+
+    def revoked(self, clients: Collection[str]) -> set[str]:
+        """Returns which of these clients may no longer join, as far as the lines tell."""
+        return set()
 
     def greeting(self, client: str) -> Greeting:
         """Returns what a client said of itself when it joined.
@@ -159,7 +114,7 @@ class Hub:
                 self._let_go()
                 if not (missing := set(clients) - self._members.keys()):
                     return
-                if missing <= self._refusing | (revoked := self._admission.revoked(missing)):
+                if missing <= self._refusing | (revoked := self.revoked(missing)):
                     why = {"by a policy of their site": missing - revoked, "revoked": revoked}
                     told = [f"{reason}: {', '.join(sorted(who))}" for reason, who in why.items() if who]
                     raise LineError(f"clients do not join this run, {'; '.join(told)}")
@@ -225,13 +180,17 @@ class Hub:
         """
         links = [self._member(client).link for client in self.present]
         for link in links:
-            with suppress(LineError):
+            with suppress(FedstrataError):  # of a line that is over, whatever for
                 link.send(Header(Kind.END), frame.encode(Message({}, {"complete": complete})))
         for link in links:
             link.flush(seconds)
         for client in self.present:
             self.drop(client, LineError("the server has ended"))
-        self._server.stop(seconds).wait()
+        self._close(seconds)
+
+    @abstractmethod
+    def _close(self, seconds: float) -> None:
+        """Ends all connections; those that are under way have so many seconds."""
 
     def _member(self, client: str) -> Member:
         with self._changed:
@@ -267,7 +226,7 @@ class Hub:
     def _expire(self) -> None:
         """Gives up those who are silent for too long; the first thing in every look at the lines."""
         self.at_work_since = now = time.monotonic()
-        revoked = self._admission.revoked(self._members)
+        revoked = self.revoked(self._members)
         for member in list(self._members.values()):
             down = member.link.down_since
             if member.client in revoked:
@@ -302,58 +261,30 @@ class Hub:
         facts = {"event": "lost", "client": member.client}
         _logger.info("client %s is lost: %s", member.client, error, extra={"facts": facts})
 
-    def _converse(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[list[bytes]]:
-        """Serves one connection."""
-        try:
-            member, arrived = self._admit(requests, context)
-            connection = member.link.connect(arrived)
-        except RefusedError as error:
-            _logger.warning("%s", error)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except FedstrataError as error:
-            context.abort(grpc.StatusCode.ABORTED, str(error))
-        context.add_callback(lambda: member.link.disconnect(connection))
-        self._replace(member.client, context, again=connection > 1)
-        Thread(target=self._read, args=(member, connection, requests), daemon=True).start()
-        values: dict[str, JSON] = {
-            "session": member.session,
-            "arrived": member.link.arrived,
-            **self._welcome(member.client),
-        }
-        yield [pack(Header(Kind.WELCOME), frame.encode(Message({}, values)).buffers())]
-        yield from member.link.outgoing(connection)
-        if member.link.error is not None:
-            final = isinstance(member.link.error, FrameError | RefusedError)
-            code = grpc.StatusCode.FAILED_PRECONDITION if final else grpc.StatusCode.ABORTED
-            context.abort(code, str(member.link.error))
+    def _refuses(self, client: str) -> None:
+        """Hears that a client has heard the settings and does not join."""
+        with self._changed:
+            self._refusing.add(client)
+            self._changed.notify_all()
 
-    def _tell_settings(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        """Says what the run is to a client that is about to join it."""
-        try:
-            client = self._admission.client(context)
-        except RefusedError as error:
-            _logger.warning("%s", error)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        if request == REFUSED:
-            with self._changed:
-                self._refusing.add(client)
-                self._changed.notify_all()
-        return self._settings
+    def _admit(self, client: str, greeting: Greeting, session: str) -> Member:
+        """Returns the session of a client that greets.
 
-    def _admit(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> tuple[Member, int]:
-        """Returns the session of who calls, and the last message that arrived there.
+        Args:
+            client: Who it is, beyond doubt.
+            greeting: What it says of itself.
+            session: The session that it says it has; empty for none.
 
         Raises:
-            RefusedError: It is nobody who may join, or what it holds does not fit.
+            RefusedError: What it holds does not fit.
             LineError: Its session is over.
         """
-        client, greeting, session, arrived = self._admission.greeting(requests, context)
         with self._changed:
             member = self._members.get(client)
             if session:
                 if member is None or member.session != session:
                     raise LineError(f"the session of client {client!r} is not known here; join again")
-                return member, arrived
+                return member
         agreement = self._agree(client, greeting)
         with self._changed:
             if (member := self._members.get(client)) is not None:
@@ -366,33 +297,26 @@ class Hub:
             self._refusing.discard(client)
             self._beat = 0.0  # it may give up sooner than all others
             self._changed.notify_all()
-            return new, 0
+            return new
 
-    def _replace(self, client: str, context: grpc.ServicerContext, *, again: bool) -> None:
-        """Ends a client's connection before this one, which may be stuck in what nobody takes.
+    def _welcome_of(self, member: Member) -> bytes:
+        """Returns the message with which a connection begins."""
+        values: dict[str, JSON] = {
+            "session": member.session,
+            "arrived": member.link.arrived,
+            **self._welcome(member.client),
+        }
+        return pack(Header(Kind.WELCOME), frame.encode(Message({}, values)).buffers())
 
-        Args:
-            client: Whose it is.
-            context: The new connection.
-            again: Whether the session goes on; if not, the process that had the other one hears why first.
+    def _take_in(self, member: Member, connection: int, data: bytes) -> None:
+        """Takes in what came on a connection.
+
+        Raises:
+            FrameError: It is not what was agreed; the session is over.
         """
-        with self._changed:
-            older, self._lines[client] = self._lines.get(client), context
-        if older is not None:
-            timer = Timer(0.0 if again else self.timing.greeting, older.cancel)
-            timer.daemon = True
-            timer.start()
-
-    def _read(self, member: Member, connection: int, requests: Iterator[bytes]) -> None:
-        """Takes in what comes on a connection."""
         try:
-            for data in requests:
-                accept(member.link, connection, data, member.agreement)
-                del data  # not one for each client until there is another
+            accept(member.link, connection, data, member.agreement)
         except FrameError as error:
             told = FrameError(f"client {member.client!r} sent what was not agreed: {error}")
             member.link.lose(told)
-        except grpc.RpcError:
-            pass  # the connection is over
-        finally:
-            member.link.disconnect(connection)
+            raise told from None

@@ -5,17 +5,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fedstrata.core.errors import FedstrataError, FrameError, LineError
-from fedstrata.core.types import JSON
+from fedstrata.core.errors import FedstrataError, FrameError, LineError, RefusedError
+from fedstrata.core.types import JSON, Message
 from fedstrata.split.messages import MOST, is_number
 from fedstrata.transport.agreement import Agreement
-from fedstrata.transport.header import Header, Kind
+from fedstrata.transport.header import Header, Kind, unpack
 from fedstrata.transport.link import Link
 from fedstrata.transport.timing import Timing
+from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
 _LEAST_PATIENCE = 0.5
 """Seconds; for who says less the server does not hurry more."""
+GREETING_BYTES = 2**20
+"""Bytes that a greeting may have: nothing is known of its sender's model yet."""
 Greeting: TypeAlias = Mapping[str, JSON]
 """What a client says of itself when it joins."""
 
@@ -102,3 +105,22 @@ class Member:
         """Returns when the client is given up if nothing happens."""
         times = ((self.link.down_since, timing.reconnect), (self.asked, timing.answer))
         return min((since + allowed for since, allowed in times if since is not None), default=float("inf"))
+
+
+def read_greeting(client: str, data: bytes) -> tuple[Greeting, str, int]:
+    """Returns how a client greets; its session, empty for none, and the last message that arrived there.
+
+    Raises:
+        FrameError: It is no greeting.
+        RefusedError: It is too large, or says nothing of session and number.
+    """
+    header, body = unpack(data)
+    if body.nbytes > GREETING_BYTES:
+        raise RefusedError(f"a greeting may have {GREETING_BYTES} bytes, and not {body.nbytes}")
+    if header.kind != Kind.HELLO:
+        raise FrameError("no greeting")
+    greeting = frame.decode(frame.split(body), Message).values
+    session, arrived = greeting.get("session"), greeting.get("arrived")
+    if not isinstance(session, str) or not isinstance(arrived, int):
+        raise RefusedError(f"client {client!r} greets without session and number")
+    return greeting, session, arrived

@@ -1,0 +1,33 @@
+"""What a client that joins a run tells of itself, in a line for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedstrata.record.privacy import budget_line
+
+TROUBLE = frozenset({"budget_refused", "policy_refused", "turn_failed"})
+"""Events that say that something went wrong."""
+
+
+def line_of(event: str, facts: Mapping[str, Any]) -> str:
+    """Returns what is told of an event; nothing if it is not for people."""
+    match event:
+        case "joined":
+            told = f"joined as {facts['client']}"
+        case "session_over":
+            told = f"joining again: {facts['message']}"
+        case "turn":
+            told = f"round {facts['round']}: {facts['handler']}"
+        case "scoring":
+            told = f"scoring the {facts['part']} split"
+        case "budget":
+            told = budget_line(dict(facts["clients"]).popitem()[1], facts)
+        case "kept":
+            told = f"what was learnt is in {facts['folder']}"
+        case "turn_failed":
+            told = f"round {facts['round']} has failed here: {facts['message']}"
+        case "budget_refused" | "policy_refused":
+            told = str(facts["message"])
+        case _:
+            told = ""
+    return told
