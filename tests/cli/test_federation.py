@@ -35,8 +35,11 @@ def test_a_federation_is_made_and_its_members_are_listed(
     assert "fedstrata keys new site.identity" in said
     monkeypatch.chdir(tmp_path / "hospitals")
     assert "sites/west.zip is the kit of west" in said_by("add", "west", "--zip")
-    assert "no restart is needed" in said_by("revoke", "south")
-    assert "sites/north has the new certificate of north" in said_by("renew", "north", "server")
+    assert "copy server/tokens there now; no restart is needed" in said_by("revoke", "south")
+    said = said_by("renew", "north", "server")
+    assert "sites/north has the new certificate of north" in said
+    assert "copy server/tokens there now" in said
+    assert "tokens" not in said_by("renew", "server")
     listed = [line.split("│")[1:] for line in said_by("list").splitlines() if "UTC" in line]
     assert [cells[0].strip() for cells in listed] == ["server", "north", "south", "west"]
     assert [cells[2].strip() for cells in listed] == ["", "", "revoked", ""]
@@ -52,6 +55,22 @@ def test_a_federation_is_made_and_its_members_are_listed(
         ),
         (["init", "../x?", "--sites", "a"], ["NAME: must be 1 to 63 letters", "not 'x?'"]),
         (["init", "x", "--sites", "a", "--server", "hub"], ["--server: must be HOST:PORT"]),
+        *(
+            (["init", "x", "--sites", "a", "--server", address], ["--server: must be HOST:PORT, a name in"])
+            for address in (
+                "b\u00fccher.example:1",
+                "a name:1",
+                "http://hub:1",
+                "*.example.org:1",
+                "0.0.0.0:1",
+                "[::]:1",
+                "::1:1",
+                "hub:0",
+                f"{'a' * 64}.org:1",
+                f"{'a.' * 127}org:1",
+            )
+        ),
+        (["init", "x", "--sites", "a.zip", "kit.yaml"], ["'a.zip' names a file", "'kit.yaml' names a file"]),
         (["add", "north"], ["--federation: ", "is the folder of no federation: there is no federation.yaml"]),
     ],
 )

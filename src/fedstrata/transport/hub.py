@@ -21,7 +21,7 @@ from fedstrata.transport.credentials import Certificates, Tokens, require_safe
 from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS, Header, Kind, pack
 from fedstrata.transport.link import Link
 from fedstrata.transport.members import Arrival, Greeting, Member
-from fedstrata.transport.timing import Timing
+from fedstrata.transport.timing import LONGEST_WAIT, Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
@@ -241,7 +241,7 @@ class Hub:
 
     def _wait(self, seconds: float) -> None:
         self.at_work_since = None
-        self._changed.wait(max(0.0, seconds))
+        self._changed.wait(max(0.0, min(seconds, LONGEST_WAIT)))
 
     def _taken(self) -> Arrival | None:
         """Returns what comes next if something is there; clients take turns."""
@@ -267,11 +267,10 @@ class Hub:
     def _expire(self) -> None:
         """Gives up those who are silent for too long; the first thing in every look at the lines."""
         self.at_work_since = now = time.monotonic()
-        revoked = self._admission.revoked(self._members)
         for member in list(self._members.values()):
             down = member.link.down_since
-            if member.client in revoked:
-                self._lose(member, RefusedError(f"client {member.client!r} is revoked"))
+            if (ended := self._admission.ended(member)) is not None:
+                self._lose(member, ended)
             elif member.link.error is not None:
                 self._lose(member, member.link.error)
             elif down is not None and now - down >= self.timing.reconnect:
@@ -361,7 +360,8 @@ class Hub:
             link = Link(
                 agreement.largest, ahead=agreement.ahead, delay=self.timing.delay, changed=self._changed
             )
-            new = Member(client, secrets.token_hex(16), greeting, agreement, link)
+            shown = self._admission.shown(context)
+            new = Member(client, secrets.token_hex(16), greeting, agreement, link, shown)
             self._members[client] = new
             self._refusing.discard(client)
             self._beat = 0.0  # it may give up sooner than all others
