@@ -99,6 +99,27 @@ def test_a_kit_of_the_other_side_is_refused(tmp_path: Path, monkeypatch: pytest.
             )
 
 
+def test_what_a_kit_has_lost_is_named_and_not_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its policy a site would allow all, without its configuration bring the notes of the demo."""
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north", "--server", free_address())
+    kit = Path("hospitals/sites/north")
+    for lost, verb, told in (
+        (kit / "site.yaml", "join", "north/site.yaml is gone"),
+        (kit / "policy.yaml", "join", "north/policy.yaml is gone"),
+        (kit / "token", "join", "--token: must be given: its file is gone from hospitals/sites/north"),
+        (kit / "key.pem", "join", "--key: must be given"),
+        (Path("hospitals/server/run.yaml"), "serve", "server/run.yaml is gone"),
+        (Path("hospitals/server/tokens"), "serve", "--tokens: must be given"),
+    ):
+        kept = lost.rename("kept")
+        with pytest.raises(ConfigurationError, match=told):
+            CliRunner().invoke(app, [verb, str(lost.parent)], catch_exceptions=False)
+        kept.rename(lost)
+
+
 @pytest.mark.slow
 def test_sites_with_nothing_but_their_kits_learn_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[str]]

@@ -239,6 +239,10 @@ def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     renewed = federation.renew("north", archive=True)
     with zipfile.ZipFile(renewed) as opened:  # whatever unpacks it: the site's own files are not in it
         assert set(opened.namelist()) == CREDENTIALS - {"tokens"}
+    kit.folder.rename(tmp_path / "kit")
+    with pytest.raises(ConfigurationError, match=r"north\.zip renews a kit, and is none by itself: unzip -o"):
+        open_kit(renewed)  # else the site would take part without its policy and its lock
+    assert not kit.folder.exists()
 
 
 @pytest.mark.parametrize(
@@ -273,7 +277,7 @@ def test_an_archive_that_is_damaged_is_refused_whatever_is_damaged(tmp_path: Pat
     with zipfile.ZipFile(federation.place_of("north")) as archive:
         entry = archive.getinfo("README.md")
     begins = entry.header_offset + 30 + len(entry.filename)  # of what is compressed
-    for place in range(begins, begins + entry.compress_size):
+    for place in range(begins, begins + entry.compress_size, 7):
         damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
         with pytest.raises(ConfigurationError, match="is no ZIP archive that is whole"):
             open_kit(damaged)

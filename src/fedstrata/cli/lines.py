@@ -15,7 +15,7 @@ import typer
 
 from fedstrata.cli import log
 from fedstrata.cli.options import number, seconds, sort_arguments, sort_files
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 
 if TYPE_CHECKING:
     from fedstrata.core.types import JSON
@@ -66,7 +66,19 @@ class Line:
     def sorted(self, arguments: list[str] | None) -> tuple[Path | None, list[str]]:
         """Tells the configuration file, the kit's if none is named, from what overrides it."""
         file, overrides = sort_arguments(arguments or [])
-        return file or self.kept(self.configuration), overrides
+        return file or self.own(self.configuration), overrides
+
+    def own(self, name: str) -> Path | None:
+        """Returns a file that every kit has; none if no kit was named.
+
+        Raises:
+            ConfigurationError: The kit that was named has lost it.
+        """
+        found = self.kept(name)
+        if self.kit and found is None:
+            message = f"{self.kit.folder / name} is gone: put it back, or name another file in its place"
+            raise ConfigurationError([Problem("", message)])
+        return found
 
     def kept(self, name: str) -> Path | None:
         """Returns a file of the kit that was named; none if there is none, or no kit."""
@@ -324,6 +336,8 @@ def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., No
             kit = _take_kit(given)
             if kit is not None:
                 options |= {name: own for name, own in kind.of_kit(kit).items() if options[name] is None}
+                message = f"must be given: its file is gone from {kit.folder}"
+                refuse([Problem(f"--{name}", message) for name in kind.of_kit(kit) if options[name] is None])
             verb(line=kind(**options, kit=kit), **given)
 
         found: list[Parameter] = []

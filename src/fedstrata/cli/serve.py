@@ -157,7 +157,7 @@ def join(
     log.take_over()
     client = line.name
     log.about(client=client)
-    policy = policy or line.kept(POLICY)
+    policy = policy or line.own(POLICY)
     guard = PolicyGuard.read(policy) if policy is not None else None
     session_of = line.sessions()
     source = _site(*line.sorted(arguments))

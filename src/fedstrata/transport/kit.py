@@ -76,7 +76,8 @@ def open_kit(path: Path) -> Kit:
     """Returns the kit that a path names; an archive is unpacked beside itself first, once.
 
     Raises:
-        ConfigurationError: It is no kit, or the folder that it would be unpacked to is there already.
+        ConfigurationError: It is no kit, or a renewal of one, or the folder that it would be unpacked to is
+            there already.
     """
     if path.suffix != ".zip":
         return Kit.read(path.parent if path.name == SETTINGS else path)
@@ -86,6 +87,9 @@ def open_kit(path: Path) -> Kit:
         hint = f"of a renewed kit, first: unzip -o {path} -d {folder}"
         raise ConfigurationError([Problem("", f"{message} ({hint})")])
     files = _unpacked(path)
+    if POLICY not in files:  # and neither would the folder have an identity and a lock
+        message = f"{path} renews a kit, and is none by itself: unzip -o {path} -d FOLDER, that of the kit"
+        raise ConfigurationError([Problem("", message)])
     with new_folder(folder) as made:
         made.chmod(_MODE)
         write_files(made, files)
