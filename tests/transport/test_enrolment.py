@@ -208,7 +208,10 @@ def test_who_was_revoked_may_be_let_in_again_with_another_token(federation: Fede
     for refused in (federation.revoke, federation.require_member):
         with pytest.raises(ConfigurationError, match=r"'north' was revoked; .*federation add"):
             refused("north")
+    policy = federation.folder / "sites" / "north" / "policy.yaml"
+    policy.write_text("rounds: 3\n")
     assert federation.add("north", archive=False) == federation.folder / "sites" / "north"
+    assert policy.read_text() == "rounds: 3\n"
     assert [each.name for each in federation.enrolled] == ["server", "north", "south"]
     assert not any(each.revoked for each in federation.enrolled)
     tokens = read_tokens(federation.folder / "server" / "tokens")
@@ -243,6 +246,8 @@ def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"north\.zip renews a kit, and is none by itself: unzip -o"):
         open_kit(renewed)  # else the site would take part without its policy and its lock
     assert not kit.folder.exists()
+    assert federation.renew("north", archive=False) == kit.folder == federation.place_of("north")
+    assert not renewed.exists()  # its token no longer holds
 
 
 @pytest.mark.parametrize(
