@@ -11,9 +11,11 @@ from processes import fedstrata, free_address, read_until
 from support import TINY
 from typer.testing import CliRunner
 
+from fedstrata.cli.lines import ClientLine
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.transport.enrolment import Federation
+from fedstrata.transport.kit import Kit
 
 
 def said_by(*arguments: str) -> str:
@@ -35,8 +37,11 @@ def test_a_federation_is_made_and_its_members_are_listed(
     assert "fedstrata keys new site.identity" in said
     monkeypatch.chdir(tmp_path / "hospitals")
     assert "sites/west.zip is the kit of west" in said_by("add", "west", "--zip")
-    assert "no restart is needed" in said_by("revoke", "south")
-    assert "sites/north has the new certificate of north" in said_by("renew", "north", "server")
+    assert "copy server/tokens there now; no restart is needed" in said_by("revoke", "south")
+    said = said_by("renew", "north", "server")
+    assert "sites/north has the new certificate of north" in said
+    assert "copy server/tokens there now" in said
+    assert "tokens" not in said_by("renew", "server")
     listed = [line.split("│")[1:] for line in said_by("list").splitlines() if "UTC" in line]
     assert [cells[0].strip() for cells in listed] == ["server", "north", "south", "west"]
     assert [cells[2].strip() for cells in listed] == ["", "", "revoked", ""]
@@ -52,6 +57,22 @@ def test_a_federation_is_made_and_its_members_are_listed(
         ),
         (["init", "../x?", "--sites", "a"], ["NAME: must be 1 to 63 letters", "not 'x?'"]),
         (["init", "x", "--sites", "a", "--server", "hub"], ["--server: must be HOST:PORT"]),
+        *(
+            (["init", "x", "--sites", "a", "--server", address], ["--server: must be HOST:PORT, a name in"])
+            for address in (
+                "b\u00fccher.example:1",
+                "a name:1",
+                "http://hub:1",
+                "*.example.org:1",
+                "0.0.0.0:1",
+                "[::]:1",
+                "::1:1",
+                "hub:0",
+                f"{'a' * 64}.org:1",
+                f"{'a.' * 127}org:1",
+            )
+        ),
+        (["init", "x", "--sites", "a.zip", "kit.yaml"], ["'a.zip' names a file", "'kit.yaml' names a file"]),
         (["add", "north"], ["--federation: ", "is the folder of no federation: there is no federation.yaml"]),
     ],
 )
@@ -78,6 +99,27 @@ def test_a_kit_of_the_other_side_is_refused(tmp_path: Path, monkeypatch: pytest.
             CliRunner().invoke(
                 app, [*arguments, *(["--insecure"] * (len(arguments) == 1))], catch_exceptions=False
             )
+
+
+def test_what_a_kit_has_lost_is_named_and_not_done_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without its policy a site would allow all, without its configuration bring the notes of the demo."""
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north", "--server", free_address())
+    kit = Path("hospitals/sites/north")
+    for lost, verb, told in (
+        (kit / "site.yaml", "join", "north/site.yaml is gone"),
+        (kit / "policy.yaml", "join", "north/policy.yaml is gone"),
+        (kit / "token", "join", "--token: must be given: its file is gone from hospitals/sites/north"),
+        (kit / "key.pem", "join", "--key: must be given"),
+        (Path("hospitals/server/run.yaml"), "serve", "server/run.yaml is gone"),
+        (Path("hospitals/server/tokens"), "serve", "--tokens: must be given"),
+    ):
+        kept = lost.rename("kept")
+        with pytest.raises(ConfigurationError, match=told):
+            CliRunner().invoke(app, [verb, str(lost.parent)], catch_exceptions=False)
+        kept.rename(lost)
 
 
 @pytest.mark.slow
@@ -126,3 +168,15 @@ def test_sites_with_nothing_but_their_kits_learn_together(
     said, _ = started[-1].communicate(timeout=60)
     assert said == "the run in served has ended; nothing is left to do\n"
     assert Federation.read(Path("hospitals")).enrolled[-1].revoked
+
+
+def test_places_that_a_kit_names_are_in_the_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever the command is begun; what the command line says is from there."""
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north")
+    line = ClientLine(kit=Kit.read(Path("hospitals/sites/north")))
+    found = line.site_source([])
+    assert found.values["data"]["path"] == "hospitals/sites/north/notes"
+    assert line.site_source(["data.path=notes"]).values["data"]["path"] == "notes"
+    Path("mine.yaml").write_text("data: {format: brat, path: elsewhere}\n")
+    assert line.site_source(["mine.yaml"]).values["data"]["path"] == "elsewhere"

@@ -24,7 +24,8 @@ log.take_over()
 log.about(run="demo", client="north")
 library.warning("patient %s of the text", "Smith")
 library.info("nothing")
-warnings.warn("patient Smith of the text", UserWarning, stacklevel=1)
+elsewhere = "/opt/fedstrata/lib/python3.11/site-packages/library/inner.py"
+warnings.warn_explicit("patient Smith of the text", UserWarning, elsewhere, 1)
 logging.getLogger("fedstrata.transport").info("client %s is lost", "south\\x1b[2J")
 try:
     raise ValueError("patient Smith of the text")
@@ -55,7 +56,7 @@ def test_every_line_is_json_and_no_library_quotes_what_it_was_given() -> None:
     library, warned, lost, failed, said, stopped = lines_of(done.stdout)
     assert (library["level"], library["logger"], library["run"]) == ("warning", "library.inner", "demo")
     assert (warned["event"], warned["client"]) == ("warning", "north")
-    assert warned["message"].startswith("UserWarning at ")
+    assert warned["message"] == "UserWarning at library/inner.py:1"
     assert lost["message"] == "client south\N{REPLACEMENT CHARACTER}[2J is lost"
     assert (failed["level"], failed["error"]) == ("error", "ValueError")
     assert (said["level"], said["event"], said["client"], said["round"]) == (

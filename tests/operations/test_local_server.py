@@ -55,7 +55,8 @@ def test_what_is_near_the_token_is_not_enough(server: LocalServer) -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[", "[::1"]
+    "host",
+    ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "", "[", "[::1"],
 )
 def test_a_name_that_is_not_this_machines_is_not_answered(server: LocalServer, host: str) -> None:
     """Else a stranger's page could have its own name lead here, and read what comes (DNS rebinding)."""

@@ -18,6 +18,7 @@ from support import Call
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.types import Message
+from fedstrata.operations.local_server import JSON_TEXT, Answer, LocalServer
 from fedstrata.operations.metrics import families, require_metrics
 from fedstrata.operations.serving import Operations, picture_of
 from fedstrata.operations.standing import Standing
@@ -201,6 +202,14 @@ def test_a_damaged_address_is_no_server(folder: Path, text: bytes) -> None:
     (folder / "operations.json").write_bytes(text)
     (folder / "operations.json").chmod(0o600)
     assert picture_of(folder)["server"] == "not running"
+
+
+def test_another_program_at_the_port_of_a_killed_server_is_no_server(folder: Path) -> None:
+    routes = {"status": lambda headers: Answer(b'{"server": "running"}', JSON_TEXT)}
+    with LocalServer("127.0.0.1:0", routes, setting="--port") as other:
+        (folder / "operations.json").write_text(json.dumps({"url": other.url}))
+        (folder / "operations.json").chmod(0o600)
+        assert picture_of(folder)["server"] == "not running"
 
 
 def test_an_address_elsewhere_is_not_asked(folder: Path) -> None:

@@ -42,6 +42,30 @@ def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> N
         Tokens.read(tokens)
 
 
+def test_tokens_that_cannot_be_read_change_nothing_until_they_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a file that is being copied, or that was copied and may be read by all."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("north one\nsouth two\n")
+    tokens.chmod(0o600)
+    known = Tokens.read(tokens)
+    tokens.write_text("")
+    assert known.clients == ("north", "south")
+    tokens.write_text("no token\nin\nthis\n")
+    assert known.clients == ("north", "south")
+    tokens.write_text("south two\n")
+    tokens.chmod(0o644)
+    assert known.clients == ("north", "south")
+    empty, wrong, open_to_all = caplog.messages
+    assert "it is empty" in empty
+    assert "line 2" in wrong
+    assert "chmod 600" in open_to_all
+    tokens.chmod(0o600)
+    assert known.clients == ("south",)
+    assert not known.accept("north", "one")
+
+
 @pytest.mark.parametrize("content", [b"", b"one\ntwo\n", "pass\u00e9".encode(), bytes(range(128, 160))])
 def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"

@@ -113,6 +113,43 @@ def test_a_site_joins_with_its_kit_until_it_is_revoked(federation: Federation, c
             hub.wait_for(SITES, 30)
 
 
+def test_a_revoked_site_is_not_waited_for(
+    federation: Federation, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does the server look at who may join only when something else happens."""
+    hub, address = served(federation, closing)
+    with member(address, federation.folder / "sites" / "south", "south"):
+        hub.wait_for(["south"], 30)
+        waits: list[float] = []
+
+        def revoke(seconds: float) -> None:
+            federation.revoke("north")
+            waits.append(seconds)
+
+        monkeypatch.setattr(hub._changed, "wait", revoke)
+        with pytest.raises(LineError, match="clients do not join this run, revoked: north"):
+            hub.wait_for(SITES, 3600)
+        assert len(waits) == 1
+        assert waits[0] < 10
+
+
+def test_a_session_ends_with_the_token_that_it_began_with(federation: Federation, closing: ExitStack) -> None:
+    """A thief of a kit is out when it is renewed, whether the site itself has come or not."""
+    hub, address = served(federation, closing)
+    north = federation.folder / "sites" / "north"
+    with member(address, north, "north") as thief:
+        hub.wait_for(["north"], 30)
+        federation.renew("north", archive=False)
+        arrival = hub.receive(30)
+        assert arrival is not None
+        assert str(arrival.lost) == "client 'north' has a new token, and shows the old one"
+        with pytest.raises(RefusedError, match="has a new token"):
+            thief.receive()
+    with member(address, north, "north"):
+        hub.wait_for(["north"], 30)
+        assert hub.receive(0.0) is None
+
+
 def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation, closing: ExitStack) -> None:
     """What is the site's own stays; the old token ends, also with the new certificate."""
     _, address = served(federation, closing)
@@ -171,7 +208,10 @@ def test_who_was_revoked_may_be_let_in_again_with_another_token(federation: Fede
     for refused in (federation.revoke, federation.require_member):
         with pytest.raises(ConfigurationError, match=r"'north' was revoked; .*federation add"):
             refused("north")
+    policy = federation.folder / "sites" / "north" / "policy.yaml"
+    policy.write_text("rounds: 3\n")
     assert federation.add("north", archive=False) == federation.folder / "sites" / "north"
+    assert policy.read_text() == "rounds: 3\n"
     assert [each.name for each in federation.enrolled] == ["server", "north", "south"]
     assert not any(each.revoked for each in federation.enrolled)
     tokens = read_tokens(federation.folder / "server" / "tokens")
@@ -182,6 +222,9 @@ def test_who_was_revoked_may_be_let_in_again_with_another_token(federation: Fede
         federation.renew("nort", archive=False)
     with pytest.raises(ConfigurationError, match="'server' is no site here"):
         federation.revoke("server")
+    for site in SITES:
+        federation.revoke(site)
+    assert Tokens.read(federation.folder / "server" / "tokens").clients == ()
 
 
 def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
@@ -190,6 +233,7 @@ def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     assert archive == federation.folder / "sites" / "north.zip"
     assert stat.S_IMODE(archive.stat().st_mode) == 0o600
     kit = open_kit(archive)
+    assert stat.S_IMODE(kit.folder.stat().st_mode) == 0o700
     assert kit.settings.client == "north"
     certificates_of(kit.folder)
     assert read_token(kit.folder / "token")
@@ -198,6 +242,12 @@ def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     renewed = federation.renew("north", archive=True)
     with zipfile.ZipFile(renewed) as opened:  # whatever unpacks it: the site's own files are not in it
         assert set(opened.namelist()) == CREDENTIALS - {"tokens"}
+    kit.folder.rename(tmp_path / "kit")
+    with pytest.raises(ConfigurationError, match=r"north\.zip renews a kit, and is none by itself: unzip -o"):
+        open_kit(renewed)  # else the site would take part without its policy and its lock
+    assert not kit.folder.exists()
+    assert federation.renew("north", archive=False) == kit.folder == federation.place_of("north")
+    assert not renewed.exists()  # its token no longer holds
 
 
 @pytest.mark.parametrize(
@@ -224,6 +274,23 @@ def test_an_archive_that_is_no_kit_writes_nothing(
     with pytest.raises(ConfigurationError, match=told):
         open_kit(path)
     assert [found.name for found in tmp_path.rglob("*")] == ["in", "north.zip"]
+
+
+def test_an_archive_that_is_damaged_is_refused_whatever_is_damaged(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, ["north"], archive=True)
+    whole, damaged = federation.place_of("north").read_bytes(), tmp_path / "north.zip"
+    with zipfile.ZipFile(federation.place_of("north")) as archive:
+        entry = archive.getinfo("README.md")
+    begins = entry.header_offset + 30 + len(entry.filename)  # of what is compressed
+    for place in range(begins, begins + entry.compress_size, 7):
+        damaged.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        with pytest.raises(ConfigurationError, match="is no ZIP archive that is whole"):
+            open_kit(damaged)
+    with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(damaged, "w") as archive:
+        for name in ("kit.yaml", "README.md", "README.md"):
+            archive.writestr(name, b"")
+    with pytest.raises(ConfigurationError, match="a file is in it twice"):
+        open_kit(damaged)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,10 @@ from fedstrata.core.errors import Problem, refuse
 
 app = typer.Typer(no_args_is_help=True, help="Make a federation's kits: its server's, and one for each site.")
 
+_LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_PATTERN = rf"{_LABEL}(\.{_LABEL})*"
+_LONGEST_HOST = 253
+"""Characters of a name, as name servers have it."""
 HANDED_OVER = "to be handed over by a way that nobody else reads"
 Folder = Annotated[
     Path, typer.Option("--federation", help="The federation's folder.", metavar="FOLDER", show_default="here")
@@ -49,8 +54,7 @@ def init(
 
     names = [*(sites or []), *(more or [])]
     folder = Path(name)
-    refuse([*_name_problems("NAME", [folder.name]), *_site_problems(names)])
-    require_safe(server, insecure=False, setting="--server")
+    refuse([*_name_problems("NAME", [folder.name]), *_site_problems(names), *_server_problems(server)])
     require_safe(listen or server, insecure=False, setting="--listen")
     settings = FederationSettings(name=folder.name, server=server, days=days)
     made = Federation.create(folder, settings, listen or server, names, archive=archive)
@@ -100,6 +104,8 @@ def renew(
         federation.require_member(member)  # of all, before the first one's token ends
     for member in members:
         typer.echo(f"{federation.renew(member, archive=archive)} has the new certificate of {member}")
+    if members != ["server"]:
+        _tell_of_tokens(folder)
     typer.echo("what is a site's own (site.yaml, policy.yaml, identity and lock, home) stays as it is there")
 
 
@@ -114,9 +120,8 @@ def revoke(
     from fedstrata.transport.enrolment import Federation  # noqa: PLC0415 - heavy
 
     Federation.read(folder).revoke(site)
-    tokens = folder / "server" / "tokens"
-    typer.echo(f"{site} is revoked: it has no token in {tokens}")
-    typer.echo("if the server's kit lies on another machine, copy that file there now; no restart is needed")
+    typer.echo(f"{site} is revoked: it has no token any more")
+    _tell_of_tokens(folder)
 
 
 @app.command("list")
@@ -137,11 +142,34 @@ def members(folder: Folder = Path(), debug: Debug = False) -> None:
     Console().print(table)
 
 
+def _server_problems(address: str) -> list[Problem]:
+    """Returns why sites cannot call an address, or its host cannot stand in a certificate."""
+    host, _, port = address.rpartition(":")
+    if port.isascii() and port.isdigit() and 0 < int(port) < 2**16 and _can_be_called(host):
+        return []
+    allowed = "HOST:PORT, a name in ASCII or a number ([::1] of IPv6) that sites call, a port up to 65535"
+    return [Problem("--server", f"must be {allowed}, not {address!r:.80}")]
+
+
+def _can_be_called(host: str) -> bool:
+    try:
+        number = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return len(host) <= _LONGEST_HOST and re.fullmatch(_HOST_PATTERN, host) is not None
+    return not number.is_unspecified and (number.version == 6) == (host != host.strip("[]"))
+
+
 def _site_problems(names: list[str]) -> list[Problem]:
     from fedstrata.transport.enrolment import SERVER  # noqa: PLC0415 - heavy
+    from fedstrata.transport.kit import SETTINGS  # noqa: PLC0415
 
     problems = [] if names else [Problem("--sites", "must name at least one site")]
     problems += _name_problems("--sites", names)
+    problems += [
+        Problem("--sites", f"{name!r} names a file of kits; choose another")
+        for name in names
+        if name == SETTINGS or name.endswith(".zip")
+    ]
     problems += [Problem("--sites", f"names {name!r} twice") for name in {*names} if names.count(name) > 1]
     if SERVER in names:
         problems.append(Problem("--sites", f"{SERVER!r} is the server's own name; choose another"))
@@ -157,6 +185,11 @@ def _name_problems(where: str, names: list[str]) -> list[Problem]:
         for name in names
         if not re.fullmatch(NAME_PATTERN, name)
     ]
+
+
+def _tell_of_tokens(folder: Path) -> None:
+    where = folder / "server" / "tokens"
+    typer.echo(f"if the server's kit lies on another machine, copy {where} there now; no restart is needed")
 
 
 def _tell_of_secure_sums() -> None:

@@ -6,18 +6,17 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import wraps
-from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
 from fedstrata.cli import log
-from fedstrata.cli.options import number, seconds, sort_arguments, sort_files
+from fedstrata.cli.options import configuration, number, on_command_line, seconds, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
 
 if TYPE_CHECKING:
+    from fedstrata.core.settings.source import Source
     from fedstrata.core.types import JSON
     from fedstrata.engine.agreeing import Agreements
     from fedstrata.engine.serving import Serving
@@ -67,7 +66,19 @@ class Line:
     def sorted(self, arguments: list[str] | None) -> tuple[Path | None, list[str]]:
         """Tells the configuration file, the kit's if none is named, from what overrides it."""
         file, overrides = sort_arguments(arguments or [])
-        return file or self.kept(self.configuration), overrides
+        return file or self.own(self.configuration), overrides
+
+    def own(self, name: str) -> Path | None:
+        """Returns a file that every kit has; none if no kit was named.
+
+        Raises:
+            ConfigurationError: The kit that was named has lost it.
+        """
+        found = self.kept(name)
+        if self.kit and found is None:
+            message = f"{self.kit.folder / name} is gone: put it back, or name another file in its place"
+            raise ConfigurationError([Problem("", message)])
+        return found
 
     def kept(self, name: str) -> Path | None:
         """Returns a file of the kit that was named; none if there is none, or no kit."""
@@ -291,6 +302,17 @@ class ClientLine(Line):
         """The folder for what this client keeps."""
         return self.home or Path("fedstrata-client")
 
+    def site_source(self, arguments: list[str] | None) -> Source:
+        """Returns the site's configuration; what a kit's own file says of places is from the kit on."""
+        file, overrides = self.sorted(arguments)
+        source = configuration(file, overrides)
+        data = source.values.get("data")
+        if file is not None and file == self.kept(self.configuration) and isinstance(data, dict):
+            for name in ("path", "patients"):
+                if isinstance(place := data.get(name), str) and not on_command_line(source, f"data.{name}"):
+                    data[name] = str(file.parent / place)
+        return source
+
     def sessions(self) -> Callable[[Any], GrpcMembership]:
         """Returns what makes a client's sessions, given who has the agreement and the greeting.
 
@@ -327,64 +349,6 @@ class ClientLine(Line):
             raise ConfigurationError([Problem("--token", message)])
         secret = read_token(self.token) if self.token is not None else None
         return secret, certificates, self._timing()
-
-
-def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a verb the options of a line in place of its parameter `line`, which is what they came to.
-
-    Args:
-        kind: The line.
-        usual: Defaults that fit the verb better than the line's.
-    """
-    hints = get_type_hints(kind, include_extras=True)
-    names = [
-        name
-        for each in kind.__mro__
-        for name in vars(each).get("__annotations__", ())
-        if get_origin(hints[name]) is Annotated
-    ]
-    defaults = {name: usual.get(name, getattr(kind, name, Parameter.empty)) for name in names}
-    options = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=hints[name])
-        for name in names
-    ]
-
-    def with_line(verb: Callable[..., None]) -> Callable[..., None]:
-        @wraps(verb)
-        def called(**given: Any) -> None:
-            options = {name: given.pop(name) for name in names}
-            kit = _take_kit(given)
-            if kit is not None:
-                options |= {name: own for name, own in kind.of_kit(kit).items() if options[name] is None}
-            verb(line=kind(**options, kit=kit), **given)
-
-        found: list[Parameter] = []
-        for own in signature(verb, eval_str=True).parameters.values():
-            found += options if own.name == "line" else [own.replace(kind=Parameter.KEYWORD_ONLY)]
-        vars(called)["__signature__"] = Signature(found)  # which Typer goes by
-        return called
-
-    return with_line
-
-
-def _take_kit(given: dict[str, Any]) -> Kit | None:
-    """Takes the kit out of the arguments of a verb; none if none is named there.
-
-    Raises:
-        ConfigurationError: More than one kit is named, or what is named is none.
-    """
-    from fedstrata.transport.kit import is_kit, open_kit  # noqa: PLC0415 - heavy
-
-    place = next((name for name in ("arguments", "overrides") if name in given), "")
-    arguments = given.get(place) or []
-    named = [path for path in sort_files(arguments)[0] if is_kit(path)]
-    if not named:
-        return None
-    if len(named) > 1:
-        message = f"one kit at most, not {len(named)}: {', '.join(map(str, named))}"
-        raise ConfigurationError([Problem("", message)])
-    given[place] = [text for text in arguments if Path(text) != named[0]]
-    return open_kit(named[0])
 
 
 def _warn_of_end(certificates: Certificates | None) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _OWN = "fedstrata"
+_PACKAGE = Path(__file__).parents[1]
 _LONGEST = 10_000
 """Characters of a message; one that lists all problems of a configuration is long."""
 _logger = logging.getLogger(_OWN)
@@ -101,7 +102,7 @@ def _warned(
     line: str | None = None,
 ) -> None:
     """Takes a warning, in place of Python's own way."""
-    own = f"/{_OWN}/" in Path(filename).as_posix()
+    own = Path(filename).is_relative_to(_PACKAGE)  # an environment may lie in a folder of this name, too
     told = f": {message}" if own else ""
     tell(f"{category.__name__} at {_place(filename, lineno)}{told}", level=logging.WARNING, event="warning")
 

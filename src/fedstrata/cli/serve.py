@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedstrata.cli import lines, log
+from fedstrata.cli.line_options import with_options
 from fedstrata.cli.log import LogJson
 from fedstrata.cli.nvflare import serve_on_nvflare
 from fedstrata.cli.options import (
@@ -40,7 +41,7 @@ class Carrier(StrEnum):
     NVFLARE = "nvflare"
 
 
-@lines.with_options(lines.ServerLine, deadline=3600)
+@with_options(lines.ServerLine, deadline=3600)
 def serve(
     line: lines.ServerLine,
     arguments: Arguments = None,
@@ -140,7 +141,7 @@ def _executed(
     return summary
 
 
-@lines.with_options(lines.ClientLine, reconnect=600)
+@with_options(lines.ClientLine, reconnect=600)
 def join(
     line: lines.ClientLine,
     arguments: Arguments = None,
@@ -169,10 +170,10 @@ def join(
     log.take_over()
     client = line.name
     log.about(client=client)
-    policy = policy or line.kept(POLICY)
+    policy = policy or line.own(POLICY)
     guard = PolicyGuard.read(policy) if policy is not None else None
     session_of = line.sessions()
-    source = _site(*line.sorted(arguments))
+    source = _site(line, arguments)
     log.tell(f"asking {line.address} what is to be trained", event="asking")
 
     def settings_of(refused: bool) -> Mapping[str, Any]:
@@ -189,12 +190,12 @@ def join(
     log.tell("the run has ended", event="ended")
 
 
-def _site(file: Path | None, overrides: list[str]) -> Source:
+def _site(line: lines.ClientLine, arguments: list[str] | None) -> Source:
     """Returns a site's own configuration: of the demo's, which stands where none is named, its documents."""
     from fedstrata.engine.shared_settings import SHARED  # noqa: PLC0415 - heavy
 
-    source = configuration(file, overrides)
-    if file is None:
+    source = line.site_source(arguments)
+    if line.sorted(arguments)[0] is None:
         for section in SHARED:
             if not on_command_line(source, section):
                 source.values.pop(section, None)

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli import lines
-from fedstrata.cli.options import Arguments, Debug, configuration, number
+from fedstrata.cli.line_options import with_options
+from fedstrata.cli.options import Arguments, Debug, number
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.cli.serve import join, serve
 
@@ -19,7 +20,7 @@ app.command(hidden=True)(join)
 
 
 @app.command()
-@lines.with_options(lines.ServerLine)
+@with_options(lines.ServerLine)
 def answer(
     line: lines.ServerLine,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
@@ -56,7 +57,7 @@ def answer(
 
 
 @app.command()
-@lines.with_options(lines.ClientLine)
+@with_options(lines.ClientLine)
 def generate(
     line: lines.ClientLine,
     out: Annotated[
@@ -94,7 +95,7 @@ def generate(
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
     session_of = line.sessions()
-    source = configuration(*line.sorted(arguments))
+    source = line.site_source(arguments)
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from http import HTTPStatus
@@ -78,7 +77,7 @@ class Operations:
 
     def __enter__(self) -> Self:
         self._stack.enter_context(self._server)
-        where = {"url": self._server.url, "process": os.getpid()}
+        where = {"url": self._server.url}
         self._stack.callback(self._file.unlink, missing_ok=True)
         # In place of what a killed server has left: no other is at work on this run.
         write_atomically(self._file, [json.dumps(where).encode()], durable=False, mode=0o600)
@@ -136,7 +135,8 @@ def _asked(file: Path) -> dict[str, Any] | None:
         try:
             connection.request("GET", f"{there.path}status")
             answer = connection.getresponse()
-            return dict(json.load(answer)) if answer.status == HTTPStatus.OK else None
+            told = dict(json.load(answer)) if answer.status == HTTPStatus.OK else {}
+            return told if told.keys() >= {"server", *Standing().picture()} else None  # another has its port
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):

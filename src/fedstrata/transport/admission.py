@@ -7,7 +7,7 @@ import grpc
 
 from fedstrata.core.errors import RefusedError
 from fedstrata.transport.credentials import Certificates, Tokens, require_named
-from fedstrata.transport.members import Greeting, read_greeting
+from fedstrata.transport.members import Greeting, Member, read_greeting
 from fedstrata.transport.versions import own_versions, require_same_versions
 
 
@@ -74,6 +74,17 @@ class Admission:
                 if self._silent.get(client) is context:
                     del self._silent[client]
 
+    def ended(self, member: Member) -> RefusedError | None:
+        """Returns why a session may not go on: the token it began with is no longer its client's."""
+        if self._tokens is None or self._tokens.holds(member.client, member.shown):
+            return None
+        what = "is revoked" if self.revoked([member.client]) else "has a new token, and shows the old one"
+        return RefusedError(f"client {member.client!r} {what}")
+
+    def shown(self, context: grpc.ServicerContext) -> bytes:
+        """Returns what is kept of the token of who calls."""
+        return Tokens.shown(_token(context))
+
     def revoked(self, clients: Iterable[str]) -> set[str]:
         """Returns which of these clients may no longer join: their tokens are gone."""
         return set(clients).difference(self._tokens.clients) if self._tokens is not None else set()
@@ -86,8 +97,7 @@ class Admission:
         """
         said = dict(context.invocation_metadata())
         client = str(said.get("client-bin", b"").decode(errors="replace"))
-        token = str(said.get("authorization", "")).removeprefix("Bearer ")
-        if self._tokens is not None and not self._tokens.accept(client, token):
+        if self._tokens is not None and not self._tokens.accept(client, _token(context)):
             raise RefusedError(f"client {client!r} shows a token that is not the one it has here")
         if client not in self._clients:
             raise RefusedError(f"{client!r} is no client of this run")
@@ -96,3 +106,8 @@ class Admission:
         context.send_initial_metadata(own_versions())
         require_same_versions(said.items(), f"client {client!r}", "the server")
         return client
+
+
+def _token(context: grpc.ServicerContext) -> str:
+    said = dict(context.invocation_metadata())
+    return str(said.get("authorization", "")).removeprefix("Bearer ")

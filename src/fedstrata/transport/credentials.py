@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import grpc
@@ -108,7 +109,7 @@ class Tokens:
 
     def __init__(self, tokens: Mapping[str, str], path: Path | None = None) -> None:
         self._path, self._seen = path, _mark_of(path)
-        self._hashes = _hashes(tokens)
+        self._hashes, self._lock = _hashes(tokens), Lock()
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
@@ -128,16 +129,32 @@ class Tokens:
         expected = hashes.get(client, bytes(32))
         return hmac.compare_digest(expected, _hash(token)) and client in hashes
 
+    def holds(self, client: str, shown: bytes) -> bool:
+        """Whether what a client has shown is still its token.
+
+        Args:
+            client: The client.
+            shown: What `shown` returned of it.
+        """
+        self._follow()
+        return hmac.compare_digest(self._hashes.get(client, b""), shown)
+
+    @staticmethod
+    def shown(token: str) -> bytes:
+        """Returns what is kept of a token that a client has shown."""
+        return _hash(token)
+
     def _follow(self) -> None:
         """Reads the file anew if there is another; one that cannot be read leaves all as it was."""
-        mark = _mark_of(self._path)
-        if self._path is None or mark == self._seen:
-            return
-        self._seen = mark
-        try:
-            self._hashes = _hashes(read_tokens(self._path))
-        except FedstrataError as error:
-            _logger.warning("who may join stays as it was: %s", error)
+        with self._lock:  # or a slow reader would put back what a faster one has found to be of before
+            mark = _mark_of(self._path)
+            if self._path is None or mark == self._seen:
+                return
+            self._seen = mark
+            try:
+                self._hashes = _hashes(read_tokens(self._path))
+            except (FedstrataError, OSError) as error:
+                _logger.warning("who may join stays as it was: %s", error)
 
 
 def read_tokens(path: Path) -> dict[str, str]:
@@ -145,10 +162,12 @@ def read_tokens(path: Path) -> dict[str, str]:
 
     Raises:
         ConfigurationError: It cannot be read, or others may read it.
-        DataError: A line is not of this form, or a client is there twice.
+        DataError: A line is not of this form, a client is there twice, or there is nothing in it at all.
     """
     tokens: dict[str, str] = {}
-    for number, line in enumerate(_secret_text(path, "--tokens").splitlines(), start=1):
+    if not (text := _secret_text(path, "--tokens")):  # as a file is that is being copied
+        raise DataError(path, "it is empty", expected="CLIENT TOKEN")
+    for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
         client, _, token = line.strip().rpartition(" ")
@@ -159,12 +178,12 @@ def read_tokens(path: Path) -> dict[str, str]:
 
 
 def _mark_of(path: Path | None) -> tuple[int, ...]:
-    """Returns what tells a file from another of its name; nothing if there is none."""
+    """Returns what tells a file from another of its name, or of another mode; nothing if there is none."""
     try:
         found = path.stat() if path is not None else None
     except OSError:
         return ()
-    return (found.st_ino, found.st_mtime_ns, found.st_size) if found else ()
+    return (found.st_ino, found.st_ctime_ns, found.st_size) if found else ()
 
 
 def _hashes(tokens: Mapping[str, str]) -> dict[str, bytes]:

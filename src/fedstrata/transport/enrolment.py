@@ -34,6 +34,8 @@ SERVER = "server"
 """The server's name, which no site may have."""
 _ISSUED = "issued"
 _TOKEN_BYTES = 32
+_WHO_MAY_JOIN = "# The sites that may join, and their tokens."
+"""Begins the file of tokens, so that one of no site is not empty, as one is that is half written."""
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,8 @@ class Federation:
         self._write_tokens({**(self._tokens() if path.exists() else {}), **tokens})
 
     def _write_tokens(self, tokens: Mapping[str, str]) -> None:
-        lines = "".join(f"{site} {token}\n" for site, token in tokens.items())
-        write_files(self.folder / SERVER, {"tokens": lines.encode()})
+        lines = [_WHO_MAY_JOIN, *(f"{site} {token}" for site, token in tokens.items())]
+        write_files(self.folder / SERVER, {"tokens": "".join(f"{line}\n" for line in lines).encode()})
 
     def _write_server(self, authority: Authority, listen: str | None = None) -> None:
         """Writes the server's kit; all but its certificate only once, when it is said where it listens."""

@@ -19,7 +19,7 @@ from fedstrata.transport.agreement import Agreement, accept
 from fedstrata.transport.header import Header, Kind, pack
 from fedstrata.transport.link import Link
 from fedstrata.transport.members import Arrival, Greeting, Member
-from fedstrata.transport.timing import Timing
+from fedstrata.transport.timing import LONGEST_WAIT, Timing
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
@@ -78,6 +78,10 @@ class Hub(ABC):
     def revoked(self, clients: Collection[str]) -> set[str]:
         """Returns which of these clients may no longer join, as far as the lines tell."""
         return set()
+
+    def ended(self, member: Member) -> RefusedError | None:
+        """Returns why a session may not go on, as far as the lines tell."""
+        return None
 
     def greeting(self, client: str) -> Greeting:
         """Returns what a client said of itself when it joined.
@@ -200,7 +204,7 @@ class Hub(ABC):
 
     def _wait(self, seconds: float) -> None:
         self.at_work_since = None
-        self._changed.wait(max(0.0, seconds))
+        self._changed.wait(max(0.0, min(seconds, LONGEST_WAIT)))
 
     def _taken(self) -> Arrival | None:
         """Returns what comes next if something is there; clients take turns."""
@@ -226,11 +230,10 @@ class Hub(ABC):
     def _expire(self) -> None:
         """Gives up those who are silent for too long; the first thing in every look at the lines."""
         self.at_work_since = now = time.monotonic()
-        revoked = self.revoked(self._members)
         for member in list(self._members.values()):
             down = member.link.down_since
-            if member.client in revoked:
-                self._lose(member, RefusedError(f"client {member.client!r} is revoked"))
+            if (ended := self.ended(member)) is not None:
+                self._lose(member, ended)
             elif member.link.error is not None:
                 self._lose(member, member.link.error)
             elif down is not None and now - down >= self.timing.reconnect:
@@ -267,13 +270,14 @@ class Hub(ABC):
             self._refusing.add(client)
             self._changed.notify_all()
 
-    def _admit(self, client: str, greeting: Greeting, session: str) -> Member:
+    def _admit(self, client: str, greeting: Greeting, session: str, shown: bytes = b"") -> Member:
         """Returns the session of a client that greets.
 
         Args:
             client: Who it is, beyond doubt.
             greeting: What it says of itself.
             session: The session that it says it has; empty for none.
+            shown: What is kept of the token that it shows, if there are any.
 
         Raises:
             RefusedError: What it holds does not fit.
@@ -292,7 +296,7 @@ class Hub(ABC):
             link = Link(
                 agreement.largest, ahead=agreement.ahead, delay=self.timing.delay, changed=self._changed
             )
-            new = Member(client, secrets.token_hex(16), greeting, agreement, link)
+            new = Member(client, secrets.token_hex(16), greeting, agreement, link, shown)
             self._members[client] = new
             self._refusing.discard(client)
             self._beat = 0.0  # it may give up sooner than all others

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import stat
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ CREDENTIALS = SECRETS | {SETTINGS, "certificate.pem", "authority.pem"}
 """What a renewal replaces; all else is the owner's once it has the kit."""
 OWNERS = frozenset({"site.yaml", "run.yaml", POLICY, "README.md"})
 _MOST_BYTES = 2**20
+_MODE = 0o700
+"""Of a kit's folder: a site keeps there what it learns, too."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +76,8 @@ def open_kit(path: Path) -> Kit:
     """Returns the kit that a path names; an archive is unpacked beside itself first, once.
 
     Raises:
-        ConfigurationError: It is no kit, or the folder that it would be unpacked to is there already.
+        ConfigurationError: It is no kit, or a renewal of one, or the folder that it would be unpacked to is
+            there already.
     """
     if path.suffix != ".zip":
         return Kit.read(path.parent if path.name == SETTINGS else path)
@@ -83,14 +87,18 @@ def open_kit(path: Path) -> Kit:
         hint = f"of a renewed kit, first: unzip -o {path} -d {folder}"
         raise ConfigurationError([Problem("", f"{message} ({hint})")])
     files = _unpacked(path)
+    if POLICY not in files:  # and neither would the folder have an identity and a lock
+        message = f"{path} renews a kit, and is none by itself: unzip -o {path} -d FOLDER, that of the kit"
+        raise ConfigurationError([Problem("", message)])
     with new_folder(folder) as made:
+        made.chmod(_MODE)
         write_files(made, files)
     return Kit.read(folder)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Writes files of a kit; each appears complete or not at all, and secrets for their owner alone."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.mkdir(mode=_MODE, parents=True, exist_ok=True)
     for name, content in files.items():
         write_atomically(folder / name, [content], mode=0o600 if name in SECRETS else 0o644)
 
@@ -123,8 +131,10 @@ def _unpacked(path: Path) -> dict[str, bytes]:
                 raise ConfigurationError([Problem("", f"{path} is no kit: {what}")])
             if large := next((each for each in entries if each.file_size > _MOST_BYTES), None):
                 raise ConfigurationError([Problem("", f"{path} is no kit: {large.filename} is too large")])
+            if len(entries) > len({each.filename for each in entries}):
+                raise ConfigurationError([Problem("", f"{path} is no kit: a file is in it twice")])
             return {each.filename: archive.read(each) for each in entries}
     except OSError as error:
         raise ConfigurationError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError):
+    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, zlib.error):
         raise ConfigurationError([Problem("", f"{path} is no ZIP archive that is whole")]) from None

@@ -47,6 +47,7 @@ class Member:
     """One client's session.
 
     Attributes:
+        shown: What is kept of the token with which it began.
         turn: The last turn in which the client was asked something; 0 before the first.
         asked: Since when it is expected to say something in it; none if it waits for the server.
         task: The plan that it works at, or the request for the update that it sends; none if it waits.
@@ -59,6 +60,7 @@ class Member:
     greeting: Greeting
     agreement: Agreement
     link: Link
+    shown: bytes = b""
     turn: int = 0
     asked: float | None = None
     task: Header | None = None

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 _LARGEST = 2**31 - 1
 """Bytes of a gRPC message at most."""
+LONGEST_WAIT = 2.0
+"""Seconds between two looks of a server at its lines, and at who may join."""
 
 
 @dataclass(frozen=True, slots=True)

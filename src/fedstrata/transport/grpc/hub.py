@@ -93,6 +93,10 @@ class GrpcHub(Hub):
         """Returns which of these clients have no token any more."""
         return self._admission.revoked(clients)
 
+    def ended(self, member: Member) -> RefusedError | None:
+        """Returns why a session may not go on: the token it began with is no longer its client's."""
+        return self._admission.ended(member)
+
     def _close(self, seconds: float) -> None:
         self._server.stop(seconds).wait()
 
@@ -100,7 +104,7 @@ class GrpcHub(Hub):
         """Serves one connection."""
         try:
             client, greeting, session, arrived = self._admission.greeting(requests, context)
-            member = self._admit(client, greeting, session)
+            member = self._admit(client, greeting, session, self._admission.shown(context))
             connection = member.link.connect(arrived if session else 0)
         except RefusedError as error:
             _logger.warning("%s", error)
