@@ -33,6 +33,7 @@ def wait_for_rounds(process: subprocess.Popen[str], folder: Path, more: int = 3)
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_server_that_is_killed_costs_nothing(
     nvflare: NVFlareFederation, run_once: RunTiny, tmp_path: Path
 ) -> None:
