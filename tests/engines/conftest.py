@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from support import REPOSITORY
 from troubled import Troubled, TwoHandlers, make_known
 
 from fedstrata.methods import METHODS
@@ -40,6 +42,8 @@ def _known(monkeypatch: pytest.MonkeyPatch) -> None:
 def _ray_nodes() -> Iterator[RayNodes]:
     """One cluster for all tests: it takes seconds to start."""
     with pytest.MonkeyPatch.context() as patched:
+        own = [str(REPOSITORY / "tests"), os.environ.get("PYTHONPATH", "")]  # where actors find `troubled`
+        patched.setenv("PYTHONPATH", os.pathsep.join(filter(None, own)))
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
         ray: Any = pytest.importorskip("ray")
