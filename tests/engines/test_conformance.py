@@ -493,7 +493,9 @@ def test_a_mistake_in_the_program_stops_the_run(several: RunTiny, tmp_path: Path
         several(*troubled("breaks", tmp_path))
 
 
-@pytest.mark.parametrize("engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow), RAY])
+@pytest.mark.parametrize(
+    "engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow), SLOW_RAY]
+)
 def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_by: RunBy, engine: str) -> None:
     """What it kept when it trained goes too: the store is that of the round before."""
     run = run_by(engine, "method={name: two_handlers}", "federation.min_clients=1", "threads=1")

@@ -55,6 +55,7 @@ def test_a_server_that_is_killed_costs_nothing(
     assert not run.of("client_failed")
 
 
+@pytest.mark.slow
 def test_a_site_whose_job_is_killed_is_back_after_a_round(nvflare: NVFlareFederation, tmp_path: Path) -> None:
     process = nvflare.begin(tmp_path, *MANY_ROUNDS, "federation.min_clients=1", options=BRIEF)
     wait_for_rounds(process, tmp_path)

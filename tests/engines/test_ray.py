@@ -44,6 +44,7 @@ def test_a_cluster_that_nobody_has_named_is_on_loopback_and_ends_with_the_run() 
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_private_turn_whose_worker_is_killed_is_spent_twice_and_gives_the_same(
     run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path, ray_nodes: object
 ) -> None:
@@ -56,7 +57,7 @@ def test_a_private_turn_whose_worker_is_killed_is_spent_twice_and_gives_the_same
     assert turns == {"site-1": 2, "site-2": 3, "site-3": 2}
 
 
-@pytest.mark.parametrize("what", ["model", "documents"])
+@pytest.mark.parametrize("what", ["model", pytest.param("documents", marks=pytest.mark.slow)])
 def test_a_machine_without_the_model_or_with_other_documents_is_named(
     tmp_path: Path, ray_nodes: object, what: str
 ) -> None:
