@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-OPTIONS = (
+QUIET = (
     "--headless",
     "--no-sandbox",
     "--disable-gpu",
@@ -21,6 +21,10 @@ OPTIONS = (
     "--disable-background-networking",
     "--disable-component-update",
     "--disable-sync",
+)
+"""Without a window, and without anything that it would do by itself."""
+OPTIONS = (
+    *QUIET,
     "--window-size=1300,900",
     "--remote-debugging-pipe",
 )

@@ -175,8 +175,9 @@ def test_places_that_a_kit_names_are_in_the_kit(tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     said_by("init", "hospitals", "--sites", "north")
     line = ClientLine(kit=Kit.read(Path("hospitals/sites/north")))
-    found = line.site_source([])
+    found, file = line.site_source([])
+    assert file == Path("hospitals/sites/north/site.yaml")
     assert found.values["data"]["path"] == "hospitals/sites/north/notes"
-    assert line.site_source(["data.path=notes"]).values["data"]["path"] == "notes"
+    assert line.site_source(["data.path=notes"])[0].values["data"]["path"] == "notes"
     Path("mine.yaml").write_text("data: {format: brat, path: elsewhere}\n")
-    assert line.site_source(["mine.yaml"]).values["data"]["path"] == "elsewhere"
+    assert line.site_source(["mine.yaml"])[0].values["data"]["path"] == "elsewhere"

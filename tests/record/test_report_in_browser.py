@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, QUIET
 
 from fedstrata.record.report import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 SCHEMES = {"dark": 0, "light": 1}
 OPTIONS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
+    *QUIET,
     "--host-resolver-rules=MAP * ~NOTFOUND",  # the browser's own requests go nowhere either
     "--enable-logging=stderr",
     "--virtual-time-budget=5000",

@@ -42,9 +42,10 @@ def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., No
             options = {name: given.pop(name) for name in names}
             kit = _take_kit(given)
             if kit is not None:
-                options |= {name: own for name, own in kind.of_kit(kit).items() if options[name] is None}
+                open_ones = {name: own for name, own in kind.of_kit(kit).items() if options[name] is None}
                 message = f"must be given: its file is gone from {kit.folder}"
-                refuse([Problem(f"--{name}", message) for name in kind.of_kit(kit) if options[name] is None])
+                refuse([Problem(f"--{name}", message) for name, own in open_ones.items() if own is None])
+                options |= open_ones
             verb(line=kind(**options, kit=kit), **given)
 
         found: list[Parameter] = []

@@ -61,7 +61,7 @@ class Line:
         Raises:
             ConfigurationError: It is the other side's.
         """
-        return {option: kit.file(f"{name}.pem") for option, name in zip(_PEM, _PEM, strict=True)}
+        return {name: kit.file(f"{name}.pem") for name in _PEM}
 
     def sorted(self, arguments: list[str] | None) -> tuple[Path | None, list[str]]:
         """Tells the configuration file, the kit's if none is named, from what overrides it."""
@@ -302,8 +302,11 @@ class ClientLine(Line):
         """The folder for what this client keeps."""
         return self.home or Path("fedstrata-client")
 
-    def site_source(self, arguments: list[str] | None) -> Source:
-        """Returns the site's configuration; what a kit's own file says of places is from the kit on."""
+    def site_source(self, arguments: list[str] | None) -> tuple[Source, Path | None]:
+        """Returns the site's configuration, and its file if it has one.
+
+        What a kit's own file says of places is from the kit on.
+        """
         file, overrides = self.sorted(arguments)
         source = configuration(file, overrides)
         data = source.values.get("data")
@@ -311,7 +314,7 @@ class ClientLine(Line):
             for name in ("path", "patients"):
                 if isinstance(place := data.get(name), str) and not on_command_line(source, f"data.{name}"):
                     data[name] = str(file.parent / place)
-        return source
+        return source, file
 
     def sessions(self) -> Callable[[Any], GrpcMembership]:
         """Returns what makes a client's sessions, given who has the agreement and the greeting.

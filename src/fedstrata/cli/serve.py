@@ -194,8 +194,8 @@ def _site(line: lines.ClientLine, arguments: list[str] | None) -> Source:
     """Returns a site's own configuration: of the demo's, which stands where none is named, its documents."""
     from fedstrata.engine.shared_settings import SHARED  # noqa: PLC0415 - heavy
 
-    source = line.site_source(arguments)
-    if line.sorted(arguments)[0] is None:
+    source, file = line.site_source(arguments)
+    if file is None:
         for section in SHARED:
             if not on_command_line(source, section):
                 source.values.pop(section, None)

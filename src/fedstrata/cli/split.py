@@ -95,7 +95,7 @@ def generate(
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
 
     session_of = line.sessions()
-    source = line.site_source(arguments)
+    source, _ = line.site_source(arguments)
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts
     out.parent.mkdir(parents=True, exist_ok=True)

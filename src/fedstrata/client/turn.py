@@ -382,7 +382,7 @@ class Workplace:
 
 
 def _joint_gradients() -> type[UnitGradients]:
-    """Returns the gradients of joint noise, whose masks need what is optional."""
-    from fedstrata.privacy.joint_gradients import JointGradients  # noqa: PLC0415 - optional
+    """Returns the gradients of joint noise, which only a run with masks loads."""
+    from fedstrata.privacy.joint_gradients import JointGradients  # noqa: PLC0415 - for masks alone
 
     return JointGradients

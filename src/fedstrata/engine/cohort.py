@@ -33,7 +33,7 @@ from fedstrata.split.divide import middle_of
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.engine.secure_mean import SecureAggregation  # what it needs is optional
+    from fedstrata.engine.secure_mean import SecureAggregation  # for masks alone
 
 
 @dataclass
@@ -270,7 +270,7 @@ def secure_aggregation_of(experiment: Experiment, engine: Engine, folder: Path) 
     privacy, settings = experiment.privacy, experiment.settings
     if not privacy.settings.secure_aggregation:
         return None
-    from fedstrata.engine.secure_mean import SecureAggregation  # noqa: PLC0415 - optional
+    from fedstrata.engine.secure_mean import SecureAggregation  # noqa: PLC0415 - for masks alone
     from fedstrata.engine.server_steps import ServerSteps  # noqa: PLC0415 - not needed before
 
     steps = ServerSteps(settings.training, settings.federation.rounds) if privacy.joint else None

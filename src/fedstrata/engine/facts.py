@@ -21,7 +21,7 @@ from fedstrata.privacy.mechanism import ADJACENCY, Privacy
 from fedstrata.wire import frame
 
 if TYPE_CHECKING:
-    from fedstrata.privacy.joint import JointNoise  # what it needs is optional
+    from fedstrata.privacy.joint import JointNoise  # for masks alone
 
 OTHER = "other"
 """Tensor group of what travels and is no parameter of the model."""

@@ -93,7 +93,7 @@ class LocalEngine(Engine):
 
     def _secure_turns(self) -> SecureTurns:
         """Returns what answers the orders of masked sums; clients have their identities then."""
-        from fedstrata.client.secure_turns import SecureTurns  # noqa: PLC0415 - optional
+        from fedstrata.client.secure_turns import SecureTurns  # noqa: PLC0415 - for masks alone
         from fedstrata.engine.simulated_identities import files_of, simulated_identities  # noqa: PLC0415
 
         self.sums = simulated_identities(self._folder, list(self._site))

@@ -48,7 +48,7 @@ def secure_turns_of(
         raise ConfigurationError(problems)
     if identity is None or lock is None:
         return None
-    from fedstrata.client.secure_turns import SecureTurns  # noqa: PLC0415 - optional
+    from fedstrata.client.secure_turns import SecureTurns  # noqa: PLC0415 - for masks alone
 
     score = partial(scoring.score, masked=True) if scoring.tells else None
     turns = SecureTurns(workplace, lambda name: (identity, lock), score)

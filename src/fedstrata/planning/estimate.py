@@ -29,7 +29,7 @@ from fedstrata.planning.measurements import Rehearsed, Turn
 from fedstrata.planning.survey import Survey, Workload
 
 if TYPE_CHECKING:
-    from fedstrata.planning.secure_sums import SumBytes  # what it needs is optional
+    from fedstrata.planning.secure_sums import SumBytes  # for masks alone
 
 COMMUNICATION = (
     "bytes_up",
@@ -117,7 +117,7 @@ class Estimate:
         experiment = self.experiment
         if not experiment.privacy.settings.secure_aggregation:
             return None
-        from fedstrata.planning.secure_sums import bytes_of_sums  # noqa: PLC0415 - optional
+        from fedstrata.planning.secure_sums import bytes_of_sums  # noqa: PLC0415 - for masks alone
 
         declared = experiment.privacy.settings.units or {}
         clients = {

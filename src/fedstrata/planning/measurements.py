@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedstrata.planning.secure_sums import WatchedSum  # what it needs is optional
+    from fedstrata.planning.secure_sums import WatchedSum  # for masks alone
 
 
 @dataclass(frozen=True, slots=True)

@@ -328,6 +328,6 @@ def sum_warnings(experiment: Experiment) -> Iterator[str]:
 
 def threshold_of(clients: int) -> int:
     """Returns how many clients of a masked sum must be left to unmask it."""
-    from fedstrata.privacy.secure_sum.shares import threshold  # noqa: PLC0415 - optional
+    from fedstrata.privacy.secure_sum.shares import threshold  # noqa: PLC0415 - for masks alone
 
     return threshold(clients)

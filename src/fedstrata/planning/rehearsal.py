@@ -45,7 +45,7 @@ from fedstrata.wire import frame
 from fedstrata.wire.meter import Meter
 
 if TYPE_CHECKING:
-    from fedstrata.planning.secure_sums import WatchedSums  # what it needs is optional
+    from fedstrata.planning.secure_sums import WatchedSums  # for masks alone
 
 SECONDS = 10.0
 """How long rounds are measured, unless told otherwise: the faster a step, the more of them."""
@@ -125,7 +125,7 @@ def _watched_sums(experiment: Experiment) -> WatchedSums | None:
     """Returns what notes which means will be masked sums; none of a run without."""
     if not experiment.privacy.settings.secure_aggregation:
         return None
-    from fedstrata.planning.secure_sums import WatchedSums  # noqa: PLC0415 - optional
+    from fedstrata.planning.secure_sums import WatchedSums  # noqa: PLC0415 - for masks alone
 
     return WatchedSums(experiment)
 

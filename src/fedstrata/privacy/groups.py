@@ -17,7 +17,7 @@ from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.mechanism import Privacy
 
 if TYPE_CHECKING:
-    from fedstrata.privacy.joint import JointNoise  # what it needs is optional
+    from fedstrata.privacy.joint import JointNoise  # for masks alone
 
 _POINTS = 2_000
 """Intervals of the grid, over the largest loss of a step."""

@@ -11,7 +11,7 @@ from fedstrata.core.settings.privacy import PrivacySettings
 from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
 
 if TYPE_CHECKING:
-    from fedstrata.privacy.joint import JointNoise  # what it needs is optional
+    from fedstrata.privacy.joint import JointNoise  # for masks alone
 
 ADJACENCY = "zero-out"
 """Neighbours differ in one unit, whose data are nothing in one of them; the number of units is public."""
@@ -101,7 +101,7 @@ def solved_jointly(
     Raises:
         ConfigurationError: There are too many colluders for so many sites, or the ring has no room.
     """
-    from fedstrata.privacy.joint import (  # noqa: PLC0415 - what it needs is optional
+    from fedstrata.privacy.joint import (  # noqa: PLC0415 - for masks alone
         Sharing,
         configured,
         usual_colluders,

@@ -53,7 +53,7 @@ class SecureRandomness:
     """
 
     def __init__(self) -> None:
-        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # noqa: PLC0415 - optional
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # noqa: PLC0415 - for noise alone
 
         # A key is used once, so its counter may begin at 0.
         self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()

@@ -74,12 +74,14 @@ class Admission:
                 if self._silent.get(client) is context:
                     del self._silent[client]
 
-    def ended(self, member: Member) -> RefusedError | None:
-        """Returns why a session may not go on: the token it began with is no longer its client's."""
-        if self._tokens is None or self._tokens.holds(member.client, member.shown):
-            return None
-        what = "is revoked" if self.revoked([member.client]) else "has a new token, and shows the old one"
-        return RefusedError(f"client {member.client!r} {what}")
+    def ended(self, members: Iterable[Member]) -> dict[str, RefusedError]:
+        """Returns whose sessions may not go on, and why: the tokens they began with are no longer theirs."""
+        if self._tokens is None:
+            return {}
+        ended = self._tokens.no_longer({member.client: member.shown for member in members})
+        revoked = self.revoked(ended) if ended else ended
+        told = {True: "is revoked", False: "has a new token, and shows the old one"}
+        return {name: RefusedError(f"client {name!r} {told[name in revoked]}") for name in ended}
 
     def shown(self, context: grpc.ServicerContext) -> bytes:
         """Returns what is kept of the token of who calls."""

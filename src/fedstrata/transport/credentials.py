@@ -55,8 +55,7 @@ class Certificates:
     @property
     def days_left(self) -> float:
         """For how many days the certificate still holds."""
-        left = expiry_of(bytes_in(self.certificate)) - datetime.now(UTC)
-        return left.total_seconds() / 86400
+        return _days_until(expiry_of(bytes_in(self.certificate)))
 
     def for_server(self) -> grpc.ServerCredentials:
         """Returns what gRPC takes; every client must show a certificate.
@@ -90,13 +89,17 @@ class Certificates:
         except ssl.SSLError as error:
             message = f"{self.authority} is no certificate, PEM{_reason(error)}"
             problems.append(Problem("--authority", message))
-        if not problems and self.days_left <= 0:
-            until = f"{expiry_of(contents[0]):%Y-%m-%d %H:%M} UTC"
-            message = f"{self.certificate} held until {until}; ask for a new one (fedstrata federation renew)"
+        if not problems and _days_until(until := expiry_of(contents[0])) <= 0:
+            hint = "ask for a new one (fedstrata federation renew)"
+            message = f"{self.certificate} held until {until:%Y-%m-%d %H:%M} UTC; {hint}"
             problems.append(Problem("--certificate", message))
         if problems:
             raise ConfigurationError(problems)
         return contents
+
+
+def _days_until(moment: datetime) -> float:
+    return (moment - datetime.now(UTC)).total_seconds() / 86400
 
 
 class Tokens:
@@ -129,15 +132,17 @@ class Tokens:
         expected = hashes.get(client, bytes(32))
         return hmac.compare_digest(expected, _hash(token)) and client in hashes
 
-    def holds(self, client: str, shown: bytes) -> bool:
-        """Whether what a client has shown is still its token.
+    def no_longer(self, shown: Mapping[str, bytes]) -> set[str]:
+        """Returns which clients have shown what is no longer their token.
 
         Args:
-            client: The client.
-            shown: What `shown` returned of it.
+            shown: What `shown` returned of the token of each, by client.
         """
-        self._follow()
-        return hmac.compare_digest(self._hashes.get(client, b""), shown)
+        self._follow()  # once for all of them: this is asked at every look at the lines
+        hashes = self._hashes
+        return {
+            client for client, own in shown.items() if not hmac.compare_digest(hashes.get(client, b""), own)
+        }
 
     @staticmethod
     def shown(token: str) -> bytes:

@@ -79,9 +79,9 @@ class Hub(ABC):
         """Returns which of these clients may no longer join, as far as the lines tell."""
         return set()
 
-    def ended(self, member: Member) -> RefusedError | None:
-        """Returns why a session may not go on, as far as the lines tell."""
-        return None
+    def ended(self) -> Mapping[str, RefusedError]:
+        """Returns whose sessions may not go on, and why, as far as the lines tell."""
+        return {}
 
     def greeting(self, client: str) -> Greeting:
         """Returns what a client said of itself when it joined.
@@ -230,10 +230,11 @@ class Hub(ABC):
     def _expire(self) -> None:
         """Gives up those who are silent for too long; the first thing in every look at the lines."""
         self.at_work_since = now = time.monotonic()
+        ended = self.ended()
         for member in list(self._members.values()):
             down = member.link.down_since
-            if (ended := self.ended(member)) is not None:
-                self._lose(member, ended)
+            if member.client in ended:
+                self._lose(member, ended[member.client])
             elif member.link.error is not None:
                 self._lose(member, member.link.error)
             elif down is not None and now - down >= self.timing.reconnect:

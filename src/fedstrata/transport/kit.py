@@ -18,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -105,8 +106,6 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def write_archive(path: Path, files: Mapping[str, bytes]) -> None:
     """Writes files of a kit as a ZIP archive, which its owner alone may read."""
-    from io import BytesIO  # noqa: PLC0415
-
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in files.items():

@@ -93,9 +93,9 @@ class GrpcHub(Hub):
         """Returns which of these clients have no token any more."""
         return self._admission.revoked(clients)
 
-    def ended(self, member: Member) -> RefusedError | None:
-        """Returns why a session may not go on: the token it began with is no longer its client's."""
-        return self._admission.ended(member)
+    def ended(self) -> Mapping[str, RefusedError]:
+        """Returns whose sessions may not go on, and why: the tokens they began with are no longer theirs."""
+        return self._admission.ended(self._members.values())
 
     def _close(self, seconds: float) -> None:
         self._server.stop(seconds).wait()
