@@ -22,11 +22,12 @@ from fedstrata.privacy.secure_sum.messages import (
     DeliveredShares,
     MaskedInput,
     Roster,
+    Sharers,
     SumName,
     pack,
     unpack,
 )
-from fedstrata.privacy.secure_sum.server import SumServer
+from fedstrata.privacy.secure_sum.server import SumServer, left_out
 from fedstrata.privacy.secure_sum.transcript import Subject
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
 from fedstrata.wire import frame
@@ -121,15 +122,25 @@ class Federation:
     def shares(self, roster: Roster, lost: Collection[str] = ()) -> dict[str, DeliveredShares]:
         self.present = [site for site in self.present if site not in lost]
         sent = [over_the_wire(self.clients[site].shares(roster)) for site in self.present]
+        self.unusable = self.server.unusable(sent)
+        self.present = [site for site in self.present if site not in self.unusable]
+        sent = [each for each in sent if each.site not in self.unusable]
         return {site: over_the_wire(each) for site, each in self.server.deliver(sent).items()}
 
-    def masked(self, site: str, delivered: DeliveredShares) -> dict[str, Tensor]:
-        return dict(self.clients[site].mask(delivered, ring_input(SITES.index(site)).items()))
+    def delivery(self, delivered: Mapping[str, DeliveredShares], lost: Collection[str] = ()) -> Sharers:
+        self.present = [site for site in self.present if site not in lost]
+        opened = [over_the_wire(self.clients[site].receive(delivered[site])) for site in self.present]
+        forgers = left_out({each.site: each.unopened for each in opened}, len(opened))
+        self.present = [site for site in self.present if site not in forgers]
+        return over_the_wire(self.server.sharers(self.present))
 
-    def inputs(self, delivered: Mapping[str, DeliveredShares], lost: Collection[str] = ()) -> SumUnmasking:
+    def masked(self, site: str, sharers: Sharers) -> dict[str, Tensor]:
+        return dict(self.clients[site].mask(sharers, ring_input(SITES.index(site)).items()))
+
+    def inputs(self, sharers: Sharers, lost: Collection[str] = ()) -> SumUnmasking:
         self.present = [site for site in self.present if site not in lost]
         for site in self.present:
-            tensors = self.masked(site, delivered[site])
+            tensors = self.masked(site, sharers)
             self.server.add(over_the_wire(MaskedInput(sum=self.name, site=site), tensors), tensors)
         return self.server.close(self.folder)
 
@@ -150,7 +161,8 @@ class Federation:
         """Everything up to the masked sum, with those lost who are, by exchange."""
         lost = lost or {}
         delivered = self.shares(self.keys(lost.get("keys", ())), lost.get("shares", ()))
-        return self.inputs(delivered, lost.get("input", ()))
+        sharers = self.delivery(delivered, lost.get("delivery", ()))
+        return self.inputs(sharers, lost.get("input", ()))
 
     def run(self, lost: Mapping[str, Collection[str]] | None = None) -> dict[str, Tensor]:
         """The whole sum."""

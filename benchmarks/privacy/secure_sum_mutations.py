@@ -9,6 +9,7 @@ from mutations import Mutant, main
 
 FOLDER, TESTS = "privacy/secure_sum", "tests/privacy/secure_sum"
 CLIENT, ROSTER, SHARES = f"{FOLDER}/client.py", f"{FOLDER}/roster.py", f"{FOLDER}/shares.py"
+SERVER = f"{FOLDER}/server.py"
 MASKS, TRANSCRIPT, ATTEMPTS = f"{FOLDER}/masks.py", f"{FOLDER}/transcript.py", f"{FOLDER}/attempts.py"
 UNMASKING, MESSAGES, QUANTIZATION = (
     f"{FOLDER}/unmasking.py",
@@ -20,6 +21,7 @@ TURNS = "client/secure_turns.py"
 
 OF_ROSTERS = f"{TESTS}/test_false_rosters.py"
 OF_UNMASKING = f"{TESTS}/test_malicious_server.py"
+OF_HOSTILE = f"{TESTS}/test_hostile_site.py"
 OF_CRASHES = f"{TESTS}/test_crashes.py"
 OF_MASKS = f"{TESTS}/test_masks.py"
 OF_SHARES = f"{TESTS}/test_shares.py"
@@ -27,6 +29,7 @@ OF_MESSAGES = f"{TESTS}/test_messages.py"
 OF_QUANTIZATION = f"{TESTS}/test_quantization.py"
 OF_IDENTITIES = "tests/privacy/test_identity.py"
 OF_COUNTS = "tests/engine/test_secure_attacks.py"
+OF_LYING = "tests/engine/test_lying_clients.py"
 OF_SITES = "tests/engine/test_secure_sites.py"
 
 MUTANTS = [
@@ -67,7 +70,22 @@ MUTANTS = [
         [(CLIENT, 'require_enough(len(survivors.sites), self._needed, "sent their updates")', "")],
         [OF_UNMASKING],
     ),
-    Mutant("signatures are not checked", [(CLIENT, "if not signed:", "if False:")], [OF_UNMASKING]),
+    Mutant(
+        "signatures are not checked",
+        [(CLIENT, "and is_signed(", "and True or is_signed(")],
+        [OF_UNMASKING],
+    ),
+    Mutant(
+        "one signature of something else keeps all from the sum",
+        [
+            (
+                CLIENT,
+                "        if len(signers) < self._roster.threshold or",
+                "        if len(signers) < len(proof.signatures) or",
+            )
+        ],
+        [OF_HOSTILE],
+    ),
     Mutant(
         "fewer signatures than the threshold",
         [(CLIENT, "if len(signers) < self._roster.threshold or", "if")],
@@ -80,7 +98,7 @@ MUTANTS = [
     ),
     Mutant(
         "both shares of who dropped out",
-        [(CLIENT, "for site in survivors),", "for site in sorted(self._held)),")],
+        [(CLIENT, "self._open(survivors, slice", "self._open(self._sharers, slice")],
         [f"{TESTS}/test_drop_outs.py"],
     ),
     Mutant(
@@ -173,8 +191,75 @@ MUTANTS = [
     ),
     Mutant(
         "secrets that were put together are not checked",
-        [(UNMASKING, "if public_half(key).hex() != roster.bundle(site).mask_key:", "if False:")],
-        [OF_UNMASKING],
+        [
+            (
+                UNMASKING,
+                "if len(placed) >= needed and fits(secret :=",
+                "if len(placed) >= needed and (secret :=",
+            )
+        ],
+        [OF_HOSTILE],
+    ),
+    Mutant(
+        "a false share that was released spoils the sum",
+        [(UNMASKING, "*({holder} for holder in trusted)]", "*()]")],
+        [OF_HOSTILE],
+    ),
+    Mutant(
+        "who deals false shares is not told from who releases one",
+        [(UNMASKING, "site if len(trusted) > needed else None", "site")],
+        [OF_HOSTILE],
+    ),
+    Mutant(
+        "a site with another model is summed",
+        [(SERVER, "told_apart(contexts, self._needed, self._name)", "()")],
+        [OF_HOSTILE],
+    ),
+    Mutant(
+        "two sites convict a third of seven",
+        [(SERVER, "max(2, (sites - 1) // 3 + 1)", "2")],
+        [OF_HOSTILE],
+    ),
+    Mutant(
+        "one site convicts another",
+        [(SERVER, "max(2, (sites - 1) // 3 + 1)", "1")],
+        [OF_HOSTILE],
+    ),
+    Mutant(
+        "whoever cannot open a share is the end of the sum",
+        [(CLIENT, "except ForgedShares as refusal:", "except OutOfOrder as refusal:")],
+        [OF_HOSTILE, OF_ROSTERS],
+    ),
+    Mutant(
+        "masks are made with sites that have sent no shares",
+        [(CLIENT, " or not set(others) <= self._senders:", ":")],
+        [OF_ROSTERS],
+    ),
+    Mutant(
+        "weak keys will do",
+        [(ROSTER, "agree(own, bytes.fromhex(public), bundle.site)", "pass")],
+        [OF_ROSTERS],
+    ),
+    Mutant(
+        "who deals false shares is summed again",
+        [("engine/masked_sums.py", "self.false_dealers & bundles.keys()", "set()")],
+        [OF_LYING],
+    ),
+    Mutant(
+        "false dealers are forgotten in a crash",
+        [("engine/secure_mean.py", 'set(kept.get("false_dealers", ()))', "set()")],
+        [OF_LYING],
+    ),
+    Mutant(
+        "those who know whose keys are false are lost for it",
+        [
+            (
+                "engine/masked_sums.py",
+                "strangers = left_out(distrusted, len(sites)) & set(sites)",
+                "strangers = set()",
+            )
+        ],
+        [OF_LYING],
     ),
     Mutant(
         "a server makes a second sum in one folder",

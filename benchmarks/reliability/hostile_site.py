@@ -170,6 +170,7 @@ def false_secrets() -> None:
     vars(client)["split"] = lambda secret, sites: split(secrets.token_bytes(len(secret)), sites)
 
 
+OTHERS = ("site-1", "site-2", "site-3")
 TALLY = Update({}, {"tally": {"gold": [10**9]}, "apart": {}}, weight=1.0)
 PLAIN: dict[str, tuple[str, Callable[[], None]]] = {
     "weight": ("says that it has a billion examples", lambda: delivering(lambda u: replace(u, weight=1e9))),
@@ -204,6 +205,7 @@ PLAIN: dict[str, tuple[str, Callable[[], None]]] = {
 }
 SECURE: dict[str, tuple[str, Callable[[], None]]] = {
     "dies at shares": ("is killed when it is to send shares", lambda: exchange("shares", die)),
+    "dies at delivery": ("is killed when it has got shares", lambda: exchange("delivery", die)),
     "dies at input": ("is killed when it is to send its input", lambda: exchange("input", die)),
     "dies at signing": ("is killed when it is to sign", lambda: exchange("consistency", die)),
     "dies at unmasking": ("is killed when it is to release shares", lambda: exchange("unmask", die)),
@@ -211,11 +213,31 @@ SECURE: dict[str, tuple[str, Callable[[], None]]] = {
     "sleeps at input": ("is silent when it is to send its input", lambda: exchange("input", sleep)),
     "sleeps at unmasking": ("is silent when it is to release shares", lambda: exchange("unmask", sleep)),
     "garbled shares": ("sends shares that nobody can open", lambda: said("shares", garbled_shares)),
+    "no shares": (
+        "sends shares for some of the others alone",
+        lambda: said("shares", lambda sent: sent.model_copy(update={"shares": sent.shares[:-1]})),
+    ),
+    "other model": (
+        "says that it masks for another model",
+        lambda: said("shares", lambda sent: sent.model_copy(update={"context": "0" * 64})),
+    ),
+    "accuses": (
+        "says that it knows none of the others' keys",
+        lambda: said("shares", lambda sent: sent.model_copy(update={"shares": (), "distrusted": OTHERS})),
+    ),
+    "opens nothing": (
+        "says that it can open nobody's shares",
+        lambda: said("receive", lambda opened: opened.model_copy(update={"unopened": OTHERS})),
+    ),
     "false shares": ("deals shares of other secrets than its own", false_secrets),
     "false release": ("releases shares that are none", lambda: said("unmask", false_release)),
     "other transcript": (
         "signs something else than all others",
         lambda: said("sign", lambda signed: signed.model_copy(update={"transcript": "0" * 64})),
+    ),
+    "forged signature": (
+        "signs with what is no signature",
+        lambda: said("sign", lambda signed: signed.model_copy(update={"signature": "0" * 128})),
     ),
     "forged keys": (
         "sends keys that its identity has not signed",

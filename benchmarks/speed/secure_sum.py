@@ -63,6 +63,7 @@ from fedstrata.privacy.secure_sum.mean import (
 from fedstrata.privacy.secure_sum.messages import (
     ConsistencyProof,
     ConsistencySignature,
+    DeliveredShares,
     KeyBundle,
     MaskedInput,
     ReleasedShares,
@@ -113,6 +114,9 @@ def sum_at_site(
     shares = [federation.answer(site, order, Roster, SumClient.shares) for site in others]
     said = heard([sent[-1], *shares], SentShares)
     order = ordered({which: server.deliver(said[which])[own] for which, server in servers.items()})
+    with clock("delivery"):
+        sent.append(federation.answer(own, order, DeliveredShares, SumClient.receive))
+    order = ordered({which: server.sharers(federation.sites) for which, server in servers.items()})
     with clock("input"):
         sent.append(federation.masked(own, order, update, base))
     everybody = tuple(federation.sites)
@@ -197,14 +201,18 @@ def summed(
     shares = [federation.answer(site, order, Roster, SumClient.shares) for site in federation.sites]
     with clock("delivery"):
         said = heard(shares, SentShares)
+        for which, server in servers.items():
+            assert not server.unusable(said[which])  # noqa: S101 - the engine looks, too
         boxes = {which: each.deliver(said[which]) for which, each in servers.items()}
+    for site in federation.sites:
+        order = ordered({which: box[site] for which, box in boxes.items()})
+        federation.answer(site, order, DeliveredShares, SumClient.receive)
+    agreed = ordered({which: each.sharers(federation.sites) for which, each in servers.items()})
     for number, site in enumerate(federation.sites[:-1]):
         update = drawn(shapes_of(sum(each.numel() for each in base.values())), number + 1)
         for name, total in plain.items():
             total.add_(update[name], alpha=weight_of(number))
-        sent = federation.masked(
-            site, ordered({which: box[site] for which, box in boxes.items()}), update, base
-        )
+        sent = federation.masked(site, agreed, update, base)
         with clock("adding"):
             came = frame.decode(sent, Update)
             for which, each in read_said(came.values, MaskedInput, shapes, came.tensors, shapes).items():

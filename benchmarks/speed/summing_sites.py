@@ -30,9 +30,9 @@ from fedstrata.privacy.secure_sum.mean import (
     subjects_of,
 )
 from fedstrata.privacy.secure_sum.messages import (
-    DeliveredShares,
     MaskedInput,
     MeanTerms,
+    Sharers,
     SummedTensor,
     SumName,
 )
@@ -116,13 +116,13 @@ class Federation:
     ) -> frame.Frame:
         """Returns a site's masked inputs, as `client.secure_turns` makes them."""
         assert hash_of_frame(frame.encode(Plan(base))) == self.terms.plan  # noqa: S101 - a site looks, too
-        delivered = read_said(frame.decode(order, Plan).values, DeliveredShares, self.clients[site])
+        sharers = read_said(frame.decode(order, Plan).values, Sharers, self.clients[site])
         number = self.sites.index(site)
         own = Update(update, {"loss": 1.0}, weight=weight_of(number))
         summed = SummedUpdate(own, base, self.terms, SeededRandomness(Seed(number)))
         clients = self.clients[site]
-        tensors = dict(clients[CHANGES].mask(delivered[CHANGES], summed.elements()))
-        tensors |= dict(clients[SATURATED].mask(delivered[SATURATED], summed.cut()))
+        tensors = dict(clients[CHANGES].mask(sharers[CHANGES], summed.elements()))
+        tensors |= dict(clients[SATURATED].mask(sharers[SATURATED], summed.cut()))
         return spoken(
             {which: MaskedInput(sum=names_of(self.terms)[which], site=site) for which in clients}, tensors
         )

@@ -29,7 +29,6 @@ from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.ledger_witness import WITNESSED
 from fedstrata.privacy.secure_sum import client as secure_client
 from fedstrata.privacy.secure_sum.mean import CHANGES, SATURATED
-from fedstrata.privacy.secure_sum.messages import Roster, SentShares
 from fedstrata.wire import frame
 
 SECURE = (
@@ -52,6 +51,10 @@ def _no_report(no_report: None) -> None:
 
 
 Asked = Callable[..., Done | Failed]
+
+
+class Killed(BaseException):
+    """The process ends here."""
 
 
 @pytest.fixture(scope="module")
@@ -253,26 +256,6 @@ def test_who_cannot_keep_what_others_have_signed_drops_out(
     assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
         ("site-2", "IsADirectoryError")
     ]
-
-
-def test_shares_that_are_none_cost_the_round_and_not_the_run(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shares = secure_client.SumClient.shares
-
-    def one_too_few(client: secure_client.SumClient, roster: Roster) -> SentShares:
-        sent = shares(client, roster)
-        lies = (client._site, client._name.round) == ("site-2", 1)
-        return sent.model_copy(update={"shares": sent.shares[:-1]}) if lies else sent
-
-    monkeypatch.setattr(secure_client.SumClient, "shares", one_too_few)
-    run = run_tiny(*SECURE, "federation.rounds=2")
-    refused = [event["secure_aggregation"]["refused"] for event in run.of("round")]
-    assert refused == ["FrameError", None]
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 def test_no_secret_of_a_sum_is_ever_written(

@@ -36,6 +36,7 @@ SECURE = (
 MOMENTS = {
     "secure/keys": "keys",
     "secure/shares": "shares",
+    "secure/delivery": "receive",
     "secure/input": "mask",
     "secure/consistency": "sign",
     "secure/unmask": "unmask",
@@ -111,7 +112,7 @@ def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
     )
     others = ["site-1", "site-3", "site-4"]
     survivors = [each["survivors"] for each in sums(run.of("round"))]
-    assert survivors == [others] * 3 + [list(SITES)] * (len(moments) - 2)
+    assert survivors == [others] * 4 + [list(SITES)] * (len(moments) - 3)
     assert survivors == [each["survivors"] for each in sums(local.of("round"))]
     assert_same_tensors(local.state.tensors, run.state.tensors)
     for client in SITES:

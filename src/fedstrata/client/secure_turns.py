@@ -64,6 +64,7 @@ from fedstrata.privacy.secure_sum.messages import (
     MeanTerms,
     ReleasedShares,
     Roster,
+    Sharers,
     Survivors,
     unpack,
 )
@@ -72,7 +73,8 @@ from fedstrata.privacy.secure_sum.refusals import SessionLost, WrongSum
 from fedstrata.wire import frame
 
 KEYS = EXCHANGE + FIRST_EXCHANGE
-SHARES, CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("shares", "consistency", "unmask"))
+SHARES, DELIVERY = (EXCHANGE + name for name in ("shares", "delivery"))
+CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("consistency", "unmask"))
 COUNTED = {part: f"scores/{part}" for part in PARTS[1:]}
 """The names of the sums of what was counted, by part of the split."""
 ATTEMPTS = "sums.sqlite"
@@ -157,6 +159,7 @@ class SecureTurns:
         self._answers: Mapping[str, Callable[[Order], Mapping[str, BaseModel]]] = {
             KEYS: self._keys,
             SHARES: self._shares,
+            DELIVERY: self._delivery,
             CONSISTENCY: lambda order: self._said(order, Survivors, SumClient.sign),
             UNMASK: lambda order: self._said(order, ConsistencyProof, SumClient.unmask),
         }
@@ -241,10 +244,26 @@ class SecureTurns:
         if (noise := self._workplace.privacy.joint) is not None and not session.terms.counts:
             require_carriers(roster, noise)
         answers = self._said(order, Roster, SumClient.shares)
+        if self._has_refused(order, session):
+            return answers  # nothing was shared, and nothing is witnessed of strangers
         session.roster = roster
         others = [bundle for bundle in roster.bundles if bundle.site != order.client]
         witness(client_folder(self._workplace.folder, order.client), others)
         return answers
+
+    def _delivery(self, order: Order) -> dict[str, BaseModel]:
+        """Takes the others' shares, and tells this site's people of those that were none."""
+        answers = self._said(order, DeliveredShares, SumClient.receive)
+        self._has_refused(order, self._session(order))
+        return answers
+
+    def _has_refused(self, order: Order, session: _Session) -> bool:
+        """Whether there are clients whose keys or shares were refused; this site's people are told why."""
+        found = {site: error for each in session.clients.values() for site, error in each.refusals.items()}
+        for error in found.values():
+            told = f"round {order.round}: {order.client}: {type(error).__name__}: {error}"
+            self._workplace.listen("warning", {"message": told})
+        return bool(found)
 
     def _said(
         self, order: Order, kind: type[Said], answer: Callable[[SumClient, Said], BaseModel]
@@ -257,21 +276,21 @@ class SecureTurns:
     def _input(self, order: Order, site: Site) -> Done | Failed:
         """Trains as the method does, or scores, and masks what comes of it, tensor by tensor."""
         session, came = self._session(order), frame.decode(order.plan, Plan)
-        delivered = read_said(came.values, DeliveredShares, session.clients)
+        sharers = read_said(came.values, Sharers, session.clients)
         values = came.values.get("values")
         plan = Plan(came.tensors, values if isinstance(values, Mapping) else {})
         sent, handler = frame.encode(plan), session.terms.sum.handler
         if hash_of_frame(sent) != session.terms.plan:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
-        said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in delivered.items()}
+        said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in sharers.items()}
 
         def mask(trained: Update, private: UnitGradients | None) -> Update:
             if session.terms.counts:
-                masked = self._counted(session, delivered, plan, trained, site)
+                masked = self._counted(session, sharers, plan, trained, site)
             elif isinstance(private, JointGradients):
-                masked = self._noised(session, delivered, private)
+                masked = self._noised(session, sharers, private)
             else:
-                masked = self._masked(order, session, delivered, plan, trained)
+                masked = self._masked(order, session, sharers, plan, trained)
             return Update(masked, said_of(said))
 
         asked, score = replace(order, handler=handler, plan=sent), self._score
@@ -281,7 +300,7 @@ class SecureTurns:
         self,
         order: Order,
         session: _Session,
-        delivered: Mapping[str, DeliveredShares],
+        sharers: Mapping[str, Sharers],
         plan: Plan,
         trained: Update,
     ) -> dict[str, Tensor]:
@@ -297,23 +316,23 @@ class SecureTurns:
             SeededRandomness(seed.child("rounding")),
         )
         masked = chain(
-            session.clients[CHANGES].mask(delivered[CHANGES], own.elements()),
-            session.clients[SATURATED].mask(delivered[SATURATED], own.cut()),
+            session.clients[CHANGES].mask(sharers[CHANGES], own.elements()),
+            session.clients[SATURATED].mask(sharers[SATURATED], own.cut()),
         )
         return {name: packed(elements, session.terms.ring) for name, elements in masked}
 
     def _noised(
-        self, session: _Session, delivered: Mapping[str, DeliveredShares], private: JointGradients
+        self, session: _Session, sharers: Mapping[str, Sharers], private: JointGradients
     ) -> dict[str, Tensor]:
         """Returns a client's sum of gradients with its share of the noise, under its mask."""
         assert session.roster is not None  # noqa: S101 - a session that is asked for its input has one
         elements = joint_elements(private, self._workplace.model, session.terms, session.roster)
-        return dict(session.clients[CHANGES].mask(delivered[CHANGES], elements))
+        return dict(session.clients[CHANGES].mask(sharers[CHANGES], elements))
 
     def _counted(
         self,
         session: _Session,
-        delivered: Mapping[str, DeliveredShares],
+        sharers: Mapping[str, Sharers],
         plan: Plan,
         counted: Update,
         site: Site,
@@ -323,7 +342,7 @@ class SecureTurns:
         if plan.values.get("names") != names or tally.keys() != set(names):
             raise WrongSum(f"{session.terms.sum} is of other counts than this site's task has")
         elements = counted_elements(tally, names, counted.weight)
-        return dict(session.clients[CHANGES].mask(delivered[CHANGES], elements))
+        return dict(session.clients[CHANGES].mask(sharers[CHANGES], elements))
 
     def _is_summed(self, terms: MeanTerms) -> bool:
         """Whether a sum of this name may be asked for: of updates, or of scores where these are told."""

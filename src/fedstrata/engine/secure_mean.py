@@ -17,6 +17,7 @@ from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.method import Method
+from fedstrata.core.settings.privacy import MOST_SITES
 from fedstrata.core.types import ClientInfo, Plan, Tensors
 from fedstrata.engine.book import Book, RoundAbandonedError
 from fedstrata.engine.masked_sums import MaskedSums
@@ -134,7 +135,9 @@ class SecureAggregation:
         """
         self.attempt = attempt
         path = self._path(committed)
-        self._bounds = json.loads(path.read_text()) if path.exists() else {}
+        kept = json.loads(path.read_text()) if path.exists() else {}
+        self._bounds = kept.get("ranges", {})
+        self._sums.false_dealers = set(kept.get("false_dealers", ()))
         if self.steps is not None:
             self.steps.load(path.with_suffix(STEPS))
         return self._sums.counted_after(committed)
@@ -144,7 +147,8 @@ class SecureAggregation:
         (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
         if self.steps is not None:
             self.steps.save(self._path(number).with_suffix(STEPS))
-        write_atomically(self._path(number), [json.dumps(self._bounds).encode()])
+        kept = {"ranges": self._bounds, "false_dealers": sorted(self._sums.false_dealers)}
+        write_atomically(self._path(number), [json.dumps(kept).encode()])
 
     def committed(self, number: int) -> None:
         """Removes what only a round that is not committed needs: with the shares goes what could unmask."""
@@ -170,7 +174,8 @@ class SecureAggregation:
             round=book.number,
             handler=handler,
             call=book.calls[handler] + 1,
-            attempt=self.attempt,
+            attempt=self.attempt
+            * (MOST_SITES + 1),  # within one a sum begins anew once for each client at most
         )
 
     def _refuse(self, cohort: Exchanging, handler: str, terms: MeanTerms, error: FedstrataError) -> NoReturn:

@@ -34,11 +34,13 @@ from fedstrata.privacy.secure_sum.messages import (
     KeyBundle,
     MaskedInput,
     MeanTerms,
+    OpenedShares,
     OpenShare,
     ReleasedShares,
     Roster,
     SealedShares,
     SentShares,
+    Sharers,
     SumName,
     Survivors,
 )
@@ -191,9 +193,11 @@ class _Sums:
     def bytes(self) -> SumBytes:
         """Returns what all exchanges take; of a sum that too few are left for those before it is refused."""
         present = len(self._sites)
-        up = sum(self._said(self._keys, site) + self._said(self._shares, site) for site in self._sites)
+        before = self._keys, self._shares, self._opened
+        up = sum(self._said(message, site) for message in before for site in self._sites)
         begin = frame.size(Plan(values=self._terms.model_dump(mode="json")))
         down = present * (begin + self._told(self._roster))
+        down += sum(_told(self._of_each(self._delivery, site)) for site in self._sites)
         more_up, more_down = self._inputs()
         if len(self._left) >= self._needed:
             up += sum(self._said(self._signature, site) for site in self._left)
@@ -206,6 +210,7 @@ class _Sums:
     def _inputs(self) -> tuple[float, float]:
         """Returns what masked updates, and the plans that shares come with, are larger than plain ones."""
         plan, masked = self._watched.plan, dict[str, torch.Tensor]()
+        agreed = {which: self._sharers(name) for which, name in self._names.items()}
         for subject in subjects_of(self._terms, _BYTES_32).values():
             for name, shape in subject.shapes.items():
                 masked[name] = packed(torch.empty(shape, dtype=RING, device="meta"), self._terms.ring)
@@ -213,11 +218,8 @@ class _Sums:
             frame.size(Update(masked, said_of(self._of_each(self._input, site)))) - self._watched.update_bytes
             for site in self._left
         )
-        plain, down = frame.size(plan), 0.0
-        for site in self._sites:
-            values = {**said_of(self._of_each(self._delivery, site)), "values": dict(plan.values)}
-            down += frame.size(Plan(plan.tensors, values)) - plain
-        return up, down
+        told = Plan(plan.tensors, {**said_of(agreed), "values": dict(plan.values)})
+        return up, len(self._sites) * float(frame.size(told) - frame.size(plan))
 
     def _said(self, message: _Message, site: str) -> int:
         """Returns the bytes of what a site says of all sums in one exchange."""
@@ -249,10 +251,16 @@ class _Sums:
         return tuple(self._sealed[other] for other in self._sites if other != site)
 
     def _shares(self, name: SumName, site: str) -> SentShares:
-        return SentShares(sum=name, site=site, shares=self._others(site))
+        return SentShares(sum=name, site=site, context=_BYTES_32, shares=self._others(site), distrusted=())
 
     def _delivery(self, name: SumName, site: str) -> DeliveredShares:
         return DeliveredShares(sum=name, site=site, shares=self._others(site))
+
+    def _opened(self, name: SumName, site: str) -> OpenedShares:
+        return OpenedShares(sum=name, site=site, unopened=())
+
+    def _sharers(self, name: SumName) -> Sharers:
+        return Sharers(sum=name, sites=tuple(self._sites))
 
     def _input(self, name: SumName, site: str) -> MaskedInput:
         return MaskedInput(sum=name, site=site)

@@ -28,7 +28,7 @@ def test_the_sum_of_changes_is_within_the_declared_error(tmp_path: Path) -> None
     }
     expected = {name: sum(changes[site][name].double() for site in sites[1:]) for name in SHAPES}
     federation = Federation(sites, tmp_path / "sum")
-    delivered = federation.shares(federation.keys())
+    sharers = federation.delivery(federation.shares(federation.keys()))
     federation.present = list(sites[1:])
     for site in federation.present:
         rounded: list[str] = []
@@ -40,7 +40,7 @@ def test_the_sum_of_changes_is_within_the_declared_error(tmp_path: Path) -> None
 
         sent = {}
         places = {name: change.data_ptr() for name, change in changes[site].items()}
-        for name, masked in federation.clients[site].mask(delivered[site], elements(changes[site])):
+        for name, masked in federation.clients[site].mask(sharers, elements(changes[site])):
             assert rounded[-1] == name, "no tensor is rounded before its turn"
             assert masked.data_ptr() == places[name], "no copy is made"
             sent[name] = masked

@@ -20,7 +20,7 @@ from fedstrata.privacy.secure_sum.shares import threshold
 
 LARGEST = largest_value(32)
 
-EXCHANGES = ("keys", "shares", "input", "consistency", "unmasking")
+EXCHANGES = ("keys", "shares", "delivery", "input", "consistency", "unmasking")
 """In each, a site may be lost before it answers."""
 REFUSALS = (TooFewSites, TooFewSignatures, OutOfOrder)
 
@@ -92,10 +92,8 @@ def test_what_the_server_gets_of_a_site_tells_nothing_of_its_input(tmp_path: Pat
     seen = []
     for number in range(2):
         federation = Federation(SITES[:3], tmp_path / str(number))
-        delivered = federation.shares(federation.keys())
-        seen.append(
-            torch.cat([t.view(-1) for t in federation.masked(SITES[0], delivered[SITES[0]]).values()])
-        )
+        sharers = federation.delivery(federation.shares(federation.keys()))
+        seen.append(torch.cat([t.view(-1) for t in federation.masked(SITES[0], sharers).values()]))
     assert not torch.equal(seen[0], seen[1])
     assert (seen[0] == seen[1]).sum() <= 1
 

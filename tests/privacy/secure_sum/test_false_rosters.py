@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.messages import (
     KeyBundle,
     Roster,
+    Sharers,
     Survivors,
 )
 from fedstrata.privacy.secure_sum.refusals import (
@@ -122,6 +124,10 @@ def too_few(roster: Roster) -> Roster:
     return with_bundles(roster, [each for each in roster.bundles if each.site in FIVE[:3]])
 
 
+OF_SITES = (ForgedKeys, UnpinnedSite, ReplayedKeys)
+"""Refusals of a site that an honest server may do without; any other is the end of the sum."""
+
+
 @pytest.mark.parametrize(
     ("script", "refusal"),
     [
@@ -149,11 +155,19 @@ def test_a_roster_that_does_not_hide_is_refused(
 ) -> None:
     federation = Federation(FIVE, tmp_path / "sum", attempts=attempts, minimum=4)
     roster = federation.keys()
-    with pytest.raises(refusal, match=r"hides|released|unmasked"):
-        federation.clients[VICTIM].shares(script(roster))
+    victim = federation.clients[VICTIM]
+    if refusal in OF_SITES:
+        sent = victim.shares(script(roster))
+        assert sent.shares == (), "nothing is shared"
+        assert sent.distrusted == tuple(sorted(victim.refusals))
+        assert {type(each) for each in victim.refusals.values()} == {refusal}
+        assert all(re.search("hides|released", str(each)) for each in victim.refusals.values())
+    else:
+        with pytest.raises(refusal, match=r"hides|released|unmasked"):
+            victim.shares(script(roster))
     with pytest.raises(OutOfOrder):
-        federation.clients[VICTIM].sign(Survivors(sum=NAME, sites=FIVE))
-    assert federation.clients[VICTIM].shares(roster).site == VICTIM, "the true one is answered still"
+        victim.sign(Survivors(sum=NAME, sites=FIVE))
+    assert len(victim.shares(roster).shares) == 4, "the true one is answered still"
 
 
 def test_a_second_roster_is_refused(federation: Federation) -> None:
@@ -169,37 +183,73 @@ def test_a_site_that_its_own_lock_has_not_takes_no_part(federation: Federation) 
         SumClient(NAME, VICTIM, IDENTITIES[PEER], LOCK, SUBJECT, federation.attempts[VICTIM])
 
 
-def test_a_share_that_the_server_made_or_moved_is_refused(federation: Federation) -> None:
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda own, other: "00" * 92,
+        lambda own, other: other,
+        lambda own, other: other[:2] + own[2:],
+    ],
+    ids=["made", "moved", "changed"],
+)
+def test_a_share_that_the_server_made_or_moved_is_not_held(
+    federation: Federation, spoil: Callable[[str, str], str]
+) -> None:
     delivered = federation.shares(federation.keys())
     mine, victim = delivered[VICTIM], federation.clients[VICTIM]
-    first, second = mine.shares[0].sealed, mine.shares[1].sealed
-    for sealed in ("00" * 92, second, first[:-2] + ("00" if first[-2:] != "00" else "01")):
-        moved = (mine.shares[0].model_copy(update={"sealed": sealed}), *mine.shares[1:])
-        with pytest.raises(ForgedShares):
-            victim.mask(mine.model_copy(update={"shares": moved}), ring_input(0).items())
+    sealed = spoil(mine.shares[0].sealed, mine.shares[1].sealed)
+    moved = (mine.shares[0].model_copy(update={"sealed": sealed}), *mine.shares[1:])
+    delivered[VICTIM] = mine.model_copy(update={"shares": moved})
+    unmasking = federation.inputs(federation.delivery(delivered))
+    assert [type(each) for each in victim.refusals.values()] == [ForgedShares]
+    federation.consistency(unmasking)
+    assert unmasking.proof is not None
+    released = victim.unmask(unmasking.proof)
+    assert [each.site for each in released.self_masks] == [VICTIM, *FIVE[2:]], "and none of its peer"
+
+
+def test_shares_are_for_the_site_that_gets_them(federation: Federation) -> None:
+    delivered = federation.shares(federation.keys())
+    mine, victim = delivered[VICTIM], federation.clients[VICTIM]
     with pytest.raises(WrongSum):
-        victim.mask(delivered[PEER], ring_input(0).items())
+        victim.receive(delivered[PEER])
     stranger = mine.shares[0].model_copy(update={"site": "stranger"})
     with pytest.raises(WrongSum):
-        victim.mask(mine.model_copy(update={"shares": (*mine.shares, stranger)}), ring_input(0).items())
+        victim.receive(mine.model_copy(update={"shares": (*mine.shares, stranger)}))
     with pytest.raises(TooFewSites):
-        victim.mask(mine.model_copy(update={"shares": mine.shares[:2]}), ring_input(0).items())
-    assert len(dict(victim.mask(mine, ring_input(0).items()))) == 3
+        victim.receive(mine.model_copy(update={"shares": mine.shares[:2]}))
+    assert victim.receive(mine).unopened == ()
+    with pytest.raises(OutOfOrder):
+        victim.receive(mine)
+
+
+def test_a_site_masks_with_those_that_have_sent_it_shares(federation: Federation) -> None:
+    delivered = federation.shares(federation.keys())
+    mine, victim = delivered[VICTIM], federation.clients[VICTIM]
+    victim.receive(mine.model_copy(update={"shares": mine.shares[:3]}))
+    for sites in (FIVE, FIVE[1:4], (*FIVE[:4], "stranger")):
+        with pytest.raises(WrongSum):
+            victim.mask(Sharers(sum=NAME, sites=sites), ring_input(0).items())
+    with pytest.raises(TooFewSites):
+        victim.mask(Sharers(sum=NAME, sites=FIVE[:3]), ring_input(0).items())
+    with pytest.raises(WrongSum):
+        victim.mask(Sharers(sum=NEXT, sites=FIVE[:4]), ring_input(0).items())
+    assert len(dict(victim.mask(Sharers(sum=NAME, sites=FIVE[:4]), ring_input(0).items()))) == 3
 
 
 def test_masks_are_used_once(federation: Federation) -> None:
-    delivered = federation.shares(federation.keys())
+    sharers = federation.delivery(federation.shares(federation.keys()))
     victim = federation.clients[VICTIM]
-    next(victim.mask(delivered[VICTIM], ring_input(0).items()))
+    next(victim.mask(sharers, ring_input(0).items()))
     with pytest.raises(OutOfOrder):
-        victim.mask(delivered[VICTIM], ring_input(1).items())
+        victim.mask(sharers, ring_input(1).items())
     with pytest.raises(OutOfOrder, match="has dropped out"):
         victim.sign(Survivors(sum=NAME, sites=FIVE))
 
 
 @pytest.mark.parametrize("change", ["missing", "shape", "dtype", "order", "more"])
 def test_an_input_is_what_was_agreed(federation: Federation, change: str) -> None:
-    delivered = federation.shares(federation.keys())
+    sharers = federation.delivery(federation.shares(federation.keys()))
     tensors = ring_input(0)
     if change == "missing":
         del tensors["empty"]
@@ -212,4 +262,4 @@ def test_an_input_is_what_was_agreed(federation: Federation, change: str) -> Non
     else:
         tensors["more"] = tensors["b"]
     with pytest.raises(FrameError, match="the input of a secure sum"):
-        list(federation.clients[VICTIM].mask(delivered[VICTIM], tensors.items()))
+        list(federation.clients[VICTIM].mask(sharers, tensors.items()))

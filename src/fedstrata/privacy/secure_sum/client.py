@@ -1,4 +1,4 @@
-"""A site's half of one masked sum; see the package for the five exchanges.
+"""A site's half of one masked sum; see the package for the six exchanges.
 
 Source: Bonawitz et al. 2017, figure 4. A session lives in the site's process and is lost with it, which is a
 drop-out: all that outlives it is which sums are begun and released (`SumAttempts`).
@@ -28,24 +28,28 @@ from fedstrata.privacy.secure_sum.messages import (
     ConsistencySignature,
     DeliveredShares,
     KeyBundle,
+    OpenedShares,
     OpenShare,
     ReleasedShares,
     Roster,
     SealedShares,
     SentShares,
+    Sharers,
     SumName,
     Survivors,
 )
 from fedstrata.privacy.secure_sum.refusals import (
     BothShares,
+    ForgedShares,
     OutOfOrder,
     RosterChanged,
+    SecureSumRefusal,
     TooFewSignatures,
     TranscriptMismatch,
     UnpinnedSite,
     WrongSum,
 )
-from fedstrata.privacy.secure_sum.roster import require_enough, require_sound
+from fedstrata.privacy.secure_sum.roster import distrusted, require_enough, require_sound
 from fedstrata.privacy.secure_sum.shares import SECRET_BYTES, seal, split, unseal
 from fedstrata.privacy.secure_sum.transcript import (
     Subject,
@@ -57,7 +61,7 @@ from fedstrata.privacy.secure_sum.transcript import (
 
 NO_LEDGER = bytes(32).hex()
 """The ledger head of a site that keeps none."""
-Exchange = Literal["keys", "shares", "input", "consistency", "unmasking"]
+Exchange = Literal["keys", "shares", "delivery", "input", "consistency", "unmasking"]
 
 
 class SumClient:
@@ -99,7 +103,10 @@ class SumClient:
         self._minimum = max(LEAST_SITES, minimum)
         self._next: Exchange | None = "keys"
         self._held: dict[str, bytes] = {}  # of each site: a share of its own mask's seed, one of its mask key
+        self._sharers: tuple[str, ...] = ()
         self._survivors: Survivors | None = None
+        self.refusals: dict[str, SecureSumRefusal] = {}
+        """Sites whose keys or shares were refused, and why; the message is for this site's people."""
 
     def keys(self) -> KeyBundle:
         """Begins the attempt, durably, and returns fresh keys.
@@ -129,10 +136,13 @@ class SumClient:
     def shares(self, roster: Roster) -> SentShares:
         """Returns shares of this site's two secrets for every other site.
 
+        With a site in the roster that this one does not know by its keys nothing is shared; the answer names
+        it, so that the others can begin again without it.
+
         Raises:
             SecureSumRefusal: The roster is not one that this site can be hidden in; see
                 `roster.require_sound`.
-            RosterChanged: It has answered to a roster of this sum already.
+            RosterChanged: It has shared in a roster of this sum already.
         """
         if self._next not in ("keys", "shares"):
             raise RosterChanged(
@@ -140,7 +150,14 @@ class SumClient:
                 "released"
             )
         self._require("shares", roster.sum)
-        require_sound(roster, self._bundle, self._lock, self._minimum)
+        require_sound(roster, self._bundle, self._minimum)
+        context = context_of(self._subject, roster)
+        self.refusals = distrusted(roster, self._share_key, self._lock)
+        if self.refusals:
+            strangers = tuple(sorted(self.refusals))
+            return SentShares(
+                sum=self._name, site=self._site, context=context.hex(), shares=(), distrusted=strangers
+            )
         seeds = split(self._seed, len(roster.sites))
         keys = split(self._mask_key.private_bytes_raw(), len(roster.sites))
         own = {site: seed + key for site, seed, key in zip(roster.sites, seeds, keys, strict=True)}
@@ -159,49 +176,64 @@ class SumClient:
             for peer in roster.bundles
             if peer.site != self._site
         ]
-        self._roster, self._context = roster, context_of(self._subject, roster)
+        self._roster, self._context = roster, context
         self._held[self._site] = own[self._site]
-        self._next = "input"
-        return SentShares(sum=self._name, site=self._site, shares=tuple(sealed))
+        self._next = "delivery"
+        return SentShares(
+            sum=self._name, site=self._site, context=context.hex(), shares=tuple(sealed), distrusted=()
+        )
 
-    def mask(
-        self, delivered: DeliveredShares, elements: Iterable[tuple[str, Tensor]]
-    ) -> Iterator[tuple[str, Tensor]]:
-        """Takes the others' shares, and yields this site's input under all its masks.
+    def receive(self, delivered: DeliveredShares) -> OpenedShares:
+        """Takes the others' shares, and says whose it could not open.
+
+        Raises:
+            TooFewSites: So few have sent shares that the sum could not be unmasked.
+            WrongSum: Shares are for another site, or of none of the roster.
+        """
+        self._require("delivery", delivered.sum)
+        senders = {each.site for each in delivered.shares}
+        if delivered.site != self._site or not senders < set(self._roster.sites):
+            raise WrongSum(f"shares for site {self._site!r} have to be from others of the roster, and for it")
+        require_enough(len(senders) + 1, self._needed, "sent shares")
+        for each in delivered.shares:
+            public = bytes.fromhex(self._roster.bundle(each.site).share_key)
+            sealed = bytes.fromhex(each.sealed)
+            try:
+                self._held[each.site] = unseal(
+                    self._share_key, public, self._name, each.site, self._site, sealed
+                )
+            except ForgedShares as refusal:
+                self.refusals[each.site] = refusal
+        self._senders = senders
+        self._next = "input"
+        return OpenedShares(sum=self._name, site=self._site, unopened=tuple(sorted(self.refusals)))
+
+    def mask(self, sharers: Sharers, elements: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yields this site's input under all its masks.
 
         Args:
-            delivered: The shares that the others sent.
+            sharers: Who masks with each other.
             elements: Each tensor of ring elements, int32 and contiguous, in the subject's order; masked in
                 place, one at a time, so that they may be made while this goes on. Masks are used once:
                 whoever stops in the middle has dropped out.
 
         Raises:
-            ForgedShares: One was not made for this site and this sum.
-            TooFewSites: So few have sent shares that the sum could not be unmasked.
+            TooFewSites: They are so few that the sum could not be unmasked.
+            WrongSum: This site is not among them, or one is that has sent it no shares.
             FrameError: A tensor is not the one that the subject has in its place.
         """
-        self._require("input", delivered.sum)
-        if delivered.site != self._site or not {each.site for each in delivered.shares} < set(
-            self._roster.sites
-        ):
-            raise WrongSum(f"shares for site {self._site!r} have to be from others of the roster, and for it")
-        require_enough(len(delivered.shares) + 1, self._needed, "sent shares")
-        opened = {
-            each.site: unseal(
-                self._share_key,
-                bytes.fromhex(self._roster.bundle(each.site).share_key),
-                self._name,
-                each.site,
-                self._site,
-                bytes.fromhex(each.sealed),
+        self._require("input", sharers.sum)
+        others = [site for site in sharers.sites if site != self._site]
+        if len(others) == len(sharers.sites) or not set(others) <= self._senders:
+            raise WrongSum(
+                f"site {self._site!r} masks with sites that have sent it shares, and is one of them itself"
             )
-            for each in delivered.shares
-        }
+        require_enough(len(sharers.sites), self._needed, "sent shares")
         masks = [self_mask(self._seed, self._site, self._context)]
-        for peer in opened:
+        for peer in others:
             public = bytes.fromhex(self._roster.bundle(peer).mask_key)
             masks.append(pairwise(self._mask_key, self._site, public, peer, self._context))
-        self._held |= opened
+        self._sharers = sharers.sites
         self._next = None
         del self._seed, self._mask_key, self._share_key  # masks are made once
         return self._masked(MaskStream(masks), elements)
@@ -230,7 +262,7 @@ class SumClient:
         Raises:
             BothShares: It has signed another set of survivors: with two, both shares of a site would leave.
             TooFewSites: The survivors are fewer than this site's minimum, or than the threshold.
-            WrongSum: They are not sites whose shares this one holds, itself among them.
+            WrongSum: They are not sites that it has masked with, itself among them.
         """
         if self._survivors is not None and survivors != self._survivors:
             raise BothShares(
@@ -241,13 +273,13 @@ class SumClient:
         if self._next != "unmasking":
             self._require("consistency", survivors.sum)
         require_enough(len(survivors.sites), self._needed, "sent their updates")
-        if self._site not in survivors.sites or not set(survivors.sites) <= self._held.keys():
+        if self._site not in survivors.sites or not set(survivors.sites) <= set(self._sharers):
             raise WrongSum(
-                f"the survivors of {self._name} must be sites that have sent {self._site!r} shares, and it "
+                f"the survivors of {self._name} must be sites that {self._site!r} has masked with, and it "
                 "itself; nothing was released"
             )
         self._survivors, self._next = survivors, "unmasking"
-        self._transcript = transcript_of(self._context, self._held, survivors.sites)
+        self._transcript = transcript_of(self._context, self._sharers, survivors.sites)
         signature = self._identity.sign(signed_consistency(self._name, self._transcript)).hex()
         return ConsistencySignature(
             sum=self._name, site=self._site, transcript=self._transcript, signature=signature
@@ -257,45 +289,51 @@ class SumClient:
         """Releases the sum, durably, and returns one share of each site; the same if it is asked again.
 
         Raises:
-            TranscriptMismatch: A site has signed something else than this one.
+            TranscriptMismatch: So many have signed something else than this one that the others are too few.
             TooFewSignatures: Fewer sites than the threshold have signed, or not this one.
             AttemptNotHigher: A higher attempt was begun meanwhile.
         """
         self._require("unmasking", proof.sum)
         survivors = self._require_signed(proof)
         self._attempts.release(self._name)
-        dropped = sorted(self._held.keys() - set(survivors))
+        dropped = [site for site in self._sharers if site not in survivors]
         return ReleasedShares(
             sum=self._name,
             site=self._site,
-            self_masks=tuple(self._open(site, slice(SECRET_BYTES)) for site in survivors),
-            mask_keys=tuple(self._open(site, slice(SECRET_BYTES, None)) for site in dropped),
+            self_masks=self._open(survivors, slice(SECRET_BYTES)),
+            mask_keys=self._open(dropped, slice(SECRET_BYTES, None)),
         )
 
     def _require_signed(self, proof: ConsistencyProof) -> tuple[str, ...]:
-        """Returns the survivors, once enough of them have signed what this site knows."""
+        """Returns the survivors, once enough of them have signed what this site knows.
+
+        A signature of something else counts for nothing, and against nobody: or one site could keep all
+        others from their sum.
+        """
         survivors = self._survivors.sites if self._survivors else ()
-        for each in proof.signatures:
-            said = signed_consistency(self._name, self._transcript)
-            signed = each.site in survivors and is_signed(
-                self._lock[each.site], bytes.fromhex(each.signature), said
-            )
-            if not signed:
+        said = signed_consistency(self._name, self._transcript)
+        signers = {
+            each.site
+            for each in proof.signatures
+            if each.site in survivors
+            and is_signed(self._lock[each.site], bytes.fromhex(each.signature), said)
+        }
+        if len(signers) < self._roster.threshold or self._site not in signers:
+            if others := [each.site for each in proof.signatures if each.site not in signers]:
                 raise TranscriptMismatch(
-                    f"site {each.site!r} has not signed what site {self._site!r} knows of {self._name}: it "
+                    f"site {others[0]!r} has not signed what site {self._site!r} knows of {self._name}: it "
                     "has another roster, model, plan, shape or set of survivors, or its signature is of "
                     "another sum; nothing was released"
                 )
-        signers = {each.site for each in proof.signatures}
-        if len(signers) < self._roster.threshold or self._site not in signers:
             raise TooFewSignatures(
                 f"{len(signers)} sites have signed {self._name}, and {self._roster.threshold} have to, site "
                 f"{self._site!r} among them, before a share leaves; nothing was released"
             )
         return survivors
 
-    def _open(self, site: str, part: slice) -> OpenShare:
-        return OpenShare(site=site, share=self._held[site][part].hex())
+    def _open(self, sites: Iterable[str], part: slice) -> tuple[OpenShare, ...]:
+        held = ((site, self._held[site]) for site in sites if site in self._held)
+        return tuple(OpenShare(site=site, share=share[part].hex()) for site, share in held)
 
     @property
     def _needed(self) -> int:

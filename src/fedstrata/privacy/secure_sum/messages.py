@@ -72,6 +72,7 @@ Bytes32 = Annotated[str, _hexadecimal(32)]
 Signature = Annotated[str, _hexadecimal(64)]
 Sealed = Annotated[str, _hexadecimal(12 + 2 * 32 + 16)]
 """Two shares, encrypted: nonce, text, tag."""
+_AT_MOST_ALL = Field(max_length=MOST_SITES)
 _UP_TO_ALL = Field(min_length=1, max_length=MOST_SITES)
 _ENOUGH = Field(min_length=LEAST_SITES, max_length=MOST_SITES)
 
@@ -233,21 +234,50 @@ class SealedShares(_Fields):
 
 
 class SentShares(_Fields):
-    """A site's shares for every other site of the roster."""
+    """A site's shares for every other site of the roster; or none, and with whose keys it makes no sum.
+
+    Attributes:
+        context: What its masks will be derived with (`transcript.context_of`), so that a site which would
+            mask for another sum is found before it does.
+        distrusted: Sites whose keys are not those that it knows of them.
+    """
 
     kind: Literal["shares"] = "shares"
     sum: SumName
     site: Site
-    shares: Annotated[tuple[SealedShares, ...], _UP_TO_ALL, _ordered("site")]
+    context: Bytes32
+    shares: Annotated[tuple[SealedShares, ...], _AT_MOST_ALL, _ordered("site")]
+    distrusted: Annotated[tuple[Site, ...], _AT_MOST_ALL, AfterValidator(_sites_ordered)]
 
 
 class DeliveredShares(_Fields):
-    """All other sites' shares for one site; who is not among them drops out unmasked."""
+    """All other sites' shares for one site."""
 
     kind: Literal["delivery"] = "delivery"
     sum: SumName
     site: Site
     shares: Annotated[tuple[SealedShares, ...], _UP_TO_ALL, _ordered("site")]
+
+
+class OpenedShares(_Fields):
+    """What a site says of the shares that it got.
+
+    Attributes:
+        unopened: Whose were not encrypted for it.
+    """
+
+    kind: Literal["opened"] = "opened"
+    sum: SumName
+    site: Site
+    unopened: Annotated[tuple[Site, ...], _AT_MOST_ALL, AfterValidator(_sites_ordered)]
+
+
+class Sharers(_Fields):
+    """Who masks with each other; who is not among them drops out unmasked."""
+
+    kind: Literal["sharers"] = "sharers"
+    sum: SumName
+    sites: Annotated[tuple[Site, ...], _ENOUGH, AfterValidator(_sites_ordered)]
 
 
 class MaskedInput(_Fields):
@@ -300,13 +330,16 @@ class OpenShare(_Fields):
 
 
 class ReleasedShares(_Fields):
-    """A site's shares: of the own mask of each survivor, and of the mask key of each who dropped out."""
+    """A site's shares: of the own mask of each survivor, and of the mask key of each who dropped out.
+
+    Of a site whose shares it could not open it has none.
+    """
 
     kind: Literal["released"] = "released"
     sum: SumName
     site: Site
-    self_masks: Annotated[tuple[OpenShare, ...], _ENOUGH, _ordered("site")]
-    mask_keys: Annotated[tuple[OpenShare, ...], Field(max_length=MOST_SITES), _ordered("site")]
+    self_masks: Annotated[tuple[OpenShare, ...], _UP_TO_ALL, _ordered("site")]
+    mask_keys: Annotated[tuple[OpenShare, ...], _AT_MOST_ALL, _ordered("site")]
 
 
 class StoredSum(_Fields):

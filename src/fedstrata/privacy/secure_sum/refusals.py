@@ -68,7 +68,16 @@ class TooFewSignatures(SecureSumRefusal):
 
 
 class SharesDoNotFit(SecureSumRefusal):
-    """Shares do not give the secret that a site has committed itself to."""
+    """Shares do not give the secret that a site has committed itself to.
+
+    Args:
+        message: What is wrong.
+        dealer: The site that dealt false shares, if it can be told from one that released a false one.
+    """
+
+    def __init__(self, message: str, dealer: str | None = None) -> None:
+        super().__init__(message)
+        self.dealer = dealer
 
 
 class TooManySaturated(SecureSumRefusal):

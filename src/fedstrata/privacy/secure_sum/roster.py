@@ -1,12 +1,16 @@
 """What a site checks before it answers to a roster: what hides it comes from its own lock."""
 
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
 from fedstrata.privacy.federation_lock import Lock
 from fedstrata.privacy.identity import is_signed
+from fedstrata.privacy.secure_sum.keys import agree
 from fedstrata.privacy.secure_sum.messages import KeyBundle, Roster
 from fedstrata.privacy.secure_sum.refusals import (
     ForgedKeys,
     ReplayedKeys,
     RosterChanged,
+    SecureSumRefusal,
     TooFewSites,
     UnpinnedSite,
     WrongThreshold,
@@ -15,13 +19,12 @@ from fedstrata.privacy.secure_sum.shares import threshold
 from fedstrata.privacy.secure_sum.transcript import signed_keys
 
 
-def require_sound(roster: Roster, own: KeyBundle, lock: Lock, minimum: int) -> None:
-    """Checks a roster against a site's own lock.
+def require_sound(roster: Roster, own: KeyBundle, minimum: int) -> None:
+    """Checks what of a roster is the server's to say.
 
     Args:
         roster: What the server says; its sum's name is checked already.
         own: The keys that this site has sent.
-        lock: The identities that it knows.
         minimum: How many sites it wants to be hidden among.
 
     Raises:
@@ -38,8 +41,25 @@ def require_sound(roster: Roster, own: KeyBundle, lock: Lock, minimum: int) -> N
             f"the roster does not have the keys that site {own.site!r} has sent, so that it could not be "
             "hidden among the others; nothing was released"
         )
+
+
+def distrusted(roster: Roster, own: X25519PrivateKey, lock: Lock) -> dict[str, SecureSumRefusal]:
+    """Returns with whom of a roster no sum is made, and why: keys that are not those of a known site.
+
+    Args:
+        roster: What the server says.
+        own: The private half of a key of this site.
+        lock: The identities that it knows.
+    """
+    found = {}
     for bundle in roster.bundles:
-        _require_pinned(bundle, roster, lock)
+        try:
+            _require_pinned(bundle, roster, lock)
+            for public in (bundle.mask_key, bundle.share_key):
+                agree(own, bytes.fromhex(public), bundle.site)
+        except SecureSumRefusal as refusal:
+            found[bundle.site] = refusal
+    return found
 
 
 def require_enough(came: int, needed: int, what: str) -> None:

@@ -6,12 +6,13 @@ share has left any site, and it may begin another attempt.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import torch
 
-from fedstrata.core.errors import FrameError
+from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.settings.privacy import LEAST_SITES, MOST_SITES
 from fedstrata.core.types import Tensors
 from fedstrata.privacy.secure_sum.messages import (
@@ -22,13 +23,25 @@ from fedstrata.privacy.secure_sum.messages import (
     Roster,
     SealedShares,
     SentShares,
+    Sharers,
     SumName,
 )
-from fedstrata.privacy.secure_sum.refusals import OutOfOrder, WrongSum
+from fedstrata.privacy.secure_sum.refusals import OutOfOrder, TranscriptMismatch, WrongSum
 from fedstrata.privacy.secure_sum.roster import require_enough
 from fedstrata.privacy.secure_sum.shares import threshold
 from fedstrata.privacy.secure_sum.transcript import Subject
-from fedstrata.privacy.secure_sum.unmasking import MaskedSum, SumUnmasking
+from fedstrata.privacy.secure_sum.unmasking import MaskedSum, SumUnmasking, told_apart
+
+
+def left_out(accused: Mapping[str, Collection[str]], sites: int) -> set[str]:
+    """Returns whom so many sites accuse that it cannot be they who lie: two, and a third of all.
+
+    Args:
+        accused: Whom each site accuses.
+        sites: How many there are.
+    """
+    count = Counter(site for own in accused.values() for site in set(own))
+    return {site for site, accusers in count.items() if accusers >= max(2, (sites - 1) // 3 + 1)}
 
 
 class SumServer:
@@ -64,24 +77,43 @@ class SumServer:
         self._roster = Roster(sum=self._name, threshold=threshold(len(ordered)), bundles=tuple(ordered))
         return self._roster
 
+    def unusable(self, sent: Sequence[SentShares]) -> dict[str, FedstrataError]:
+        """Returns whose shares cannot be delivered, and why.
+
+        They are not for all others of the roster, or their masks would be of another sum than those of most
+        sites and cancel with none of them.
+
+        Raises:
+            TranscriptMismatch: No group of sites with one sum is large enough; the message names them all.
+            WrongSum: Shares are of another sum, or a site sent two.
+        """
+        roster, found = self._begun(), dict[str, FedstrataError]()
+        self._require_own(sent)
+        for each in sent:
+            others = [site for site in roster.sites if site != each.site]
+            if each.site not in roster.sites or [share.site for share in each.shares] != others:
+                found[each.site] = FrameError(
+                    f"the shares of site {each.site!r} are not for the other {len(others)} of the roster"
+                )
+        contexts = {each.site: each.context for each in sent if each.site not in found}
+        for site in told_apart(contexts, self._needed, self._name):
+            found[site] = TranscriptMismatch(
+                f"site {site!r} has another roster, model, plan or shape of {self._name} than most: it was "
+                "left out before it masked anything. See that all have one model"
+            )
+        return found
+
     def deliver(self, sent: Sequence[SentShares]) -> dict[str, DeliveredShares]:
-        """Returns for each site that sent shares what the others sent it.
+        """Returns for each site what the others sent it.
+
+        Args:
+            sent: What sites sent, without what is unusable.
 
         Raises:
             TooFewSites: So few sent shares that the sum could not be unmasked.
-            FrameError: A site's shares are not for all others of the roster.
         """
-        roster = self._begun()
-        self._require_own(sent)
-        for each in sent:
-            expected = [site for site in roster.sites if site != each.site]
-            if each.site not in roster.sites or [share.site for share in each.shares] != expected:
-                raise FrameError(
-                    f"the shares of site {each.site!r} are not for the other {len(expected)} of the roster"
-                )
         require_enough(len(sent), self._needed, "sent shares")
-        self._sharers = tuple(sorted(each.site for each in sent))
-        boxes: dict[str, list[SealedShares]] = {site: [] for site in self._sharers}
+        boxes: dict[str, list[SealedShares]] = {each.site: [] for each in sent}
         for each in sorted(sent, key=lambda each: each.site):
             for share in each.shares:
                 if share.site in boxes:
@@ -89,6 +121,19 @@ class SumServer:
         return {
             site: DeliveredShares(sum=self._name, site=site, shares=tuple(box)) for site, box in boxes.items()
         }
+
+    def sharers(self, sites: Collection[str]) -> Sharers:
+        """Returns who masks with each other.
+
+        Args:
+            sites: Who has got the others' shares, without those whose shares are false.
+
+        Raises:
+            TooFewSites: They are so few that the sum could not be unmasked.
+        """
+        require_enough(len(sites), self._needed, "sent shares")
+        self._sharers = tuple(sorted(sites))
+        return Sharers(sum=self._name, sites=self._sharers)
 
     def add(self, said: MaskedInput, tensors: Tensors) -> None:
         """Adds a masked input to the sum.

@@ -8,7 +8,7 @@ released a sum refuse every other attempt of it (`attempts`).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,10 +23,10 @@ from fedstrata.privacy.secure_sum.masks import Mask, MaskStream, pairwise, self_
 from fedstrata.privacy.secure_sum.messages import (
     ConsistencyProof,
     ConsistencySignature,
-    OpenShare,
     ReleasedShares,
     Roster,
     StoredSum,
+    SumName,
     Survivors,
     pack,
     unpack,
@@ -83,6 +83,8 @@ class SumUnmasking:
         self._folder, self._masked, self.proof = folder, masked, proof
         self._released = released or {}
         self._unmasked = False
+        self.false: set[str] = set()
+        """Sites that released shares which are none."""
 
     @classmethod
     def begin(cls, folder: Path, masked: MaskedSum) -> SumUnmasking:
@@ -143,10 +145,11 @@ class SumUnmasking:
         return len(self._released) >= self._masked.roster.threshold
 
     def prove(self, signatures: Sequence[ConsistencySignature]) -> ConsistencyProof:
-        """Puts the sites' signatures together and stores them.
+        """Puts together the signatures of all who have signed the same, and stores them.
 
         Raises:
-            TranscriptMismatch: Sites do not agree on what is summed; the message names who differs.
+            TranscriptMismatch: So few agree on what is summed that nobody would release a share; the message
+                names who differs.
             TooFewSignatures: Fewer have signed than the threshold.
             WrongSum: A signature is of another sum, or of no survivor, or a site sent two.
         """
@@ -160,17 +163,10 @@ class SumUnmasking:
                 f"{len(sites)} sites have signed {roster.sum}, and {roster.threshold} have to; nothing was "
                 "unmasked. No share has left, so that another attempt may be made"
             )
-        said = {each.transcript for each in signatures}
-        if len(said) > 1:
-            groups = [[each.site for each in signatures if each.transcript == one] for one in said]
-            told = " | ".join(", ".join(group) for group in sorted(groups, key=len))
-            raise TranscriptMismatch(
-                f"sites do not agree on roster, model, plan, shapes or survivors of {roster.sum}: {told}; "
-                "their masks do not cancel, and nothing was unmasked. See that all have one model, and make "
-                "another attempt"
-            )
-        ordered = tuple(sorted(signatures, key=lambda each: each.site))
-        self.proof = ConsistencyProof(sum=roster.sum, signatures=ordered)
+        signed = {each.site: each.transcript for each in signatures}
+        others = told_apart(signed, roster.threshold, roster.sum)
+        ordered = sorted((each for each in signatures if each.site not in others), key=lambda each: each.site)
+        self.proof = ConsistencyProof(sum=roster.sum, signatures=tuple(ordered))
         frame.encode(pack(self.proof)).write(self._folder / _PROOF)
         return self.proof
 
@@ -179,13 +175,13 @@ class SumUnmasking:
 
         Raises:
             WrongSum: It is of another sum, or of no survivor.
-            FrameError: It has not one share of each site, the one that this sum needs.
+            FrameError: It has shares that this sum does not need.
         """
         self._require_survivor(released)
         dropped = sorted(set(self._masked.sharers) - set(self._masked.survivors))
-        came = [[share.site for share in each] for each in (released.self_masks, released.mask_keys)]
-        if came != [list(self._masked.survivors), dropped]:
-            raise FrameError(f"site {released.site!r} released shares of other sites than this sum needs")
+        for came, needed in ((released.self_masks, self._masked.survivors), (released.mask_keys, dropped)):
+            if not {share.site for share in came} <= set(needed):
+                raise FrameError(f"site {released.site!r} released shares of other sites than this sum needs")
         place = self._masked.roster.sites.index(released.site)
         frame.encode(pack(released)).write(self._folder / f"shares-{place:02d}.safetensors")
         self._released[released.site] = released
@@ -198,7 +194,8 @@ class SumUnmasking:
 
         Raises:
             OutOfOrder: Too few shares have come.
-            SharesDoNotFit: Shares do not give what a site has committed itself to.
+            SharesDoNotFit: Shares do not give what a site has committed itself to, whichever of those that
+                released them is left out.
         """
         if not self.ready:
             needed = self._masked.roster.threshold
@@ -213,28 +210,50 @@ class SumUnmasking:
     def _masks(self) -> Iterator[Mask]:
         """Yields every mask that is left in the sum, as it was added."""
         roster, context = self._masked.roster, context_of(self._masked.subject, self._masked.roster)
-        for place, site in enumerate(self._masked.survivors):
-            seed = self._secret(
-                site, [(each.site, each.self_masks[place]) for each in self._released.values()]
-            )
-            if hashlib.sha256(seed).hexdigest() != roster.bundle(site).seed_commitment:
-                raise _unfit(site, "own mask")
+        seeds, keys = (
+            {
+                holder: {share.site: bytes.fromhex(share.share) for share in getattr(each, field)}
+                for holder, each in self._released.items()
+            }
+            for field in ("self_masks", "mask_keys")
+        )
+        for site in self._masked.survivors:
+            said = roster.bundle(site).seed_commitment
+            seed = self._secret(site, seeds, lambda found, said=said: _commitment(found) == said)  # type: ignore[misc]
             yield self_mask(seed, site, context)
-        for place, site in enumerate(sorted(set(self._masked.sharers) - set(self._masked.survivors))):
-            secret = self._secret(
-                site, [(each.site, each.mask_keys[place]) for each in self._released.values()]
-            )
+        for site in sorted(set(self._masked.sharers) - set(self._masked.survivors)):
+            said = roster.bundle(site).mask_key
+            secret = self._secret(site, keys, lambda found, said=said: _public_half(found) == said)  # type: ignore[misc]
             key = X25519PrivateKey.from_private_bytes(secret)
-            if public_half(key).hex() != roster.bundle(site).mask_key:
-                raise _unfit(site, "mask key")
             for other in self._masked.survivors:
                 mask = pairwise(key, site, bytes.fromhex(roster.bundle(other).mask_key), other, context)
                 yield Mask(mask.seed, not mask.added)  # what the survivor did, not who dropped out
 
-    def _secret(self, site: str, shares: Sequence[tuple[str, OpenShare]]) -> bytes:
+    def _secret(
+        self, site: str, shares: Mapping[str, Mapping[str, bytes]], fits: Callable[[bytes], bool]
+    ) -> bytes:
+        """Returns a secret of a site; one of those that hold shares of it may have released a false one.
+
+        Args:
+            site: Whose it is.
+            shares: Of each site, by holder.
+            fits: Whether it is what the site has committed itself to.
+        """
         sites = self._masked.roster.sites
-        placed = {sites.index(holder): bytes.fromhex(each.share) for holder, each in shares}
-        return combine(placed, len(sites))
+        held = {holder: own[site] for holder, own in shares.items() if site in own}
+        trusted = {holder: share for holder, share in held.items() if holder not in self.false}
+        tries = [set[str](), *({holder} for holder in trusted)]
+        enough = len(trusted) >= (needed := self._masked.roster.threshold)
+        for without in tries if enough else ():
+            placed = {sites.index(each): share for each, share in trusted.items() if each not in without}
+            if len(placed) >= needed and fits(secret := combine(placed, len(sites))):
+                self.false |= without
+                return secret
+        raise SharesDoNotFit(
+            f"the {len(trusted)} shares that sites released do not give the secret of site {site!r} that it "
+            "committed itself to: it, or one of them, sent false shares; the sum cannot be unmasked",
+            site if len(trusted) > needed else None,
+        )
 
     def _require_survivor(self, said: ConsistencySignature | ReleasedShares) -> None:
         name = self._masked.roster.sum
@@ -244,8 +263,31 @@ class SumUnmasking:
             )
 
 
-def _unfit(site: str, secret: str) -> SharesDoNotFit:
-    return SharesDoNotFit(
-        f"the shares that sites released do not give the {secret} of site {site!r} that it committed itself "
-        "to: it, or one of them, sent false shares; the sum cannot be unmasked"
-    )
+def told_apart(said: Mapping[str, str], needed: int, name: SumName) -> list[str]:
+    """Returns who says something else of a sum than most sites.
+
+    Args:
+        said: A hash of what each site knows of it.
+        needed: How many have to say the same.
+        name: The sum, for the message.
+
+    Raises:
+        TranscriptMismatch: No group is as large; the message names them all.
+    """
+    groups = [[site for site in said if said[site] == each] for each in dict.fromkeys(said.values())]
+    groups.sort(key=len)
+    if len(groups) > 1 and len(groups[-1]) < needed:
+        told = " | ".join(", ".join(group) for group in groups)
+        raise TranscriptMismatch(
+            f"sites do not agree on roster, model, plan, shapes or survivors of {name}: {told}; their masks "
+            "do not cancel, and nothing was unmasked. See that all have one model, and make another attempt"
+        )
+    return [site for group in groups[:-1] for site in group]
+
+
+def _commitment(seed: bytes) -> str:
+    return hashlib.sha256(seed).hexdigest()
+
+
+def _public_half(key: bytes) -> str:
+    return public_half(X25519PrivateKey.from_private_bytes(key)).hex()
