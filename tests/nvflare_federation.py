@@ -148,8 +148,9 @@ class NVFlareFederation:
         folder.mkdir(parents=True, exist_ok=True)
         values = read_source(None, [*TINY, *overrides]).values
         own = {name: values.pop(name) for name in ("data", "partition") if name in values}
-        (folder / "site.yaml").write_text(json.dumps(own))  # which is YAML too
-        (folder / "run.yaml").write_text(json.dumps({**values, "data": own["data"]}))
+        (folder / "run.yaml").write_text(json.dumps({**values, "data": own["data"]}))  # which is YAML too
+        own["data"].get("split", {}).pop("server", None)  # the server's own, which no site has
+        (folder / "site.yaml").write_text(json.dumps(own))
         for client in self.clients:
             home = folder / f"home of {client}"
             files = {"identity": home / "identity.pem", "lock": home / "federation.lock"}
