@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-slow test-engines test-engines-all check lint clean
+.PHONY: demo test test-slow engines test-engines test-engines-all check lint clean
 
 # torch is pinned to its CPU build: the plain newest release pulls in several GB of CUDA packages.
 $(VENV)/installed: pyproject.toml
@@ -30,6 +30,8 @@ test: $(VENV)/installed-test
 
 test-slow: $(VENV)/installed-test
 	$(BIN)/python -m pytest -m 'slow and not engines' --numprocesses auto --dist worksteal
+
+engines: $(VENV)/installed-engines
 
 # In one process: all of its runs are on one cluster, or in one federation. All of it takes an hour.
 test-engines: $(VENV)/installed-engines

@@ -29,7 +29,10 @@ def nobody(client: str, greeting: object) -> Any:
 @pytest.mark.parametrize(
     ("said", "told"),
     [
-        ([("fedstrata-version", "9.9.0"), ("fedstrata-protocol", NUMBER)], "fedstrata 9.9.0 (protocol 5)"),
+        (
+            [("fedstrata-version", "9.9.0"), ("fedstrata-protocol", NUMBER)],
+            f"fedstrata 9.9.0 (protocol {NUMBER})",
+        ),
         ([("fedstrata-version", OWN), ("fedstrata-protocol", "99")], f"fedstrata {OWN} (protocol 99)"),
         ([], "a fedstrata that does not say its version"),
     ],
