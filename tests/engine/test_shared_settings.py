@@ -37,6 +37,15 @@ def test_a_site_that_names_its_documents_has_the_rest_of_the_server(said: dict[s
     assert settings.data.types == ["problem", "test", "treatment", "drug"]
 
 
+def test_a_site_joins_a_run_whose_server_has_documents_of_its_own() -> None:
+    """None of them is the site's, which may not name any."""
+    plus = ["method={name: fedmedlora_plus}", "data.split.server=2"]
+    server = prepare_server(read_source(None, [*TINY, *plus]), ["site-1"])
+    assert len(server.server) == 2
+    site = prepare_client(with_shared(read_source(None, [*SITE]), shared_settings(server)), "site-1")
+    assert (site.server, site.method.name) == ((), "fedmedlora_plus")
+
+
 @pytest.mark.parametrize("same", ["training.epochs=2", "method.top=1", "federation={rounds: 2}", "seed=0"])
 def test_a_site_may_say_the_same(said: dict[str, JSON], same: str) -> None:
     assert with_shared(read_source(None, [*SITE, same]), said)

@@ -92,6 +92,7 @@ def prepare(
     tokenizer_folder: Path | None = None,
     without_of: Without = lambda method: None,
     apart: bool = False,
+    joins: bool = False,
 ) -> Experiment:
     """Checks a configuration and loads what it names.
 
@@ -100,6 +101,7 @@ def prepare(
         tokenizer_folder: Where the tokenizer lies that the run built from its texts; it is built if none.
         without_of: Returns what takes parts out of the model before its weights are read; none for nothing.
         apart: Whether clients are processes of their own: these data then need not be those of all of them.
+        joins: Whether it is such a client's, which has no documents of the server's own.
 
     Raises:
         ConfigurationError: With every problem that could be found; sections that are wrong in themselves do
@@ -126,7 +128,8 @@ def prepare(
             known = map(task.known, divided.server)
             server = tuple(document for document in known if task.scorable(document))
             if method is not None:
-                facts = Facts(server_documents=len(server), devices=settings.devices)
+                tried = None if joins else len(server)
+                facts = Facts(server_documents=tried, devices=settings.devices)
                 problems += source.located(method.problems(facts))
     if checked.sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
@@ -139,7 +142,8 @@ def prepare(
     with collecting(problems, source):
         tokenizer = _trained_tokenizer(resolved, clients, tokenizer_folder)
         model = load_model(resolved, task, method, tokenizer, without=without_of(method))
-        problems += source.located(without_examples(method, task, server, model.tokenizer))
+        if not joins:
+            problems += source.located(without_examples(method, task, server, model.tokenizer))
         if not problems:
             model, seed = model.to(device_of(resolved)), Seed(resolved.seed)
             workers = workers_of(resolved, method, model, clients)
@@ -221,7 +225,7 @@ def prepare_client(source: Source, client: str) -> Experiment:
     Raises:
         ConfigurationError: As `prepare` does.
     """
-    return prepare(source, without_of=_without_middle(client), apart=True)
+    return prepare(source, without_of=_without_middle(client), apart=True, joins=True)
 
 
 def prepare_prompts(source: Source, client: str) -> Experiment:
