@@ -148,9 +148,8 @@ class NVFlareFederation:
         folder.mkdir(parents=True, exist_ok=True)
         values = read_source(None, [*TINY, *overrides]).values
         own = {name: values.pop(name) for name in ("data", "partition") if name in values}
-        (folder / "run.yaml").write_text(json.dumps({**values, "data": own["data"]}))  # which is YAML too
-        own["data"].get("split", {}).pop("server", None)  # the server's own, which no site has
-        (folder / "site.yaml").write_text(json.dumps(own))
+        (folder / "site.yaml").write_text(json.dumps(own))  # which is YAML too
+        (folder / "run.yaml").write_text(json.dumps({**values, "data": own["data"]}))
         for client in self.clients:
             home = folder / f"home of {client}"
             files = {"identity": home / "identity.pem", "lock": home / "federation.lock"}
