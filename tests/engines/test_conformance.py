@@ -90,8 +90,8 @@ NVFLARE = (
     ("method={name: layer_skipping, top: 1}", *PRIVATE, "privacy.scores=summed"),
 )
 """Of the runs on NVFlare's federation those that are not slow. The divided method goes with no privacy, and a
-secure sum of the other one is below. The documents that a simulation gives its server sites of their own keep,
-so that the numbers are others."""
+secure sum of the other one is below. Documents that a simulation gives its server stay with sites of their
+own, so that the numbers are others."""
 EVERY += [
     pytest.param(
         "nvflare",
