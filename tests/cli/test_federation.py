@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fedstrata.cli.lines import ClientLine
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.transport.authority import Authority
 from fedstrata.transport.enrolment import Federation
 from fedstrata.transport.kit import Kit
 
@@ -55,6 +56,7 @@ def test_a_federation_is_made_and_its_members_are_listed(
             ["init", "x", "--sites", "a,b", "server", "c", "c"],
             ["must be 1 to 63 letters", "not 'a,b'", "names 'c' twice", "'server' is the server's own name"],
         ),
+        (["init", "x", "--sites", "North", "north"], ["--sites: names 'north' twice; capitals make no"]),
         (["init", "../x?", "--sites", "a"], ["NAME: must be 1 to 63 letters", "not 'x?'"]),
         (["init", "x", "--sites", "a", "--server", "hub"], ["--server: must be HOST:PORT"]),
         *(
@@ -84,6 +86,47 @@ def test_what_can_be_no_federation_is_told_at_once_and_leaves_nothing(
         CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
     assert all(part in str(caught.value) for part in told), str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_federation_has_no_room_for_is_refused_by_name_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north", "--server", free_address())
+    monkeypatch.chdir("hospitals")
+    tokens = Path("server/tokens").read_bytes()
+    for arguments, told in (
+        (["add", "North"], "SITE: 'North' differs from 'north' in capitals alone"),
+        (["add", "a b"], "SITE: must be 1 to 63 letters"),
+        (["renew", "north", "--zip"], "--zip: sites/north is a folder already; leave --zip out"),
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
+    assert Path("server/tokens").read_bytes() == tokens
+    settings = Path("federation.yaml")
+    settings.write_text(settings.read_text().replace("server: ", "server: http://"))
+    with pytest.raises(ConfigurationError, match=r"server must be HOST:PORT, .* not 'http://"):
+        CliRunner().invoke(app, ["federation", "renew", "server"], catch_exceptions=False)
+
+
+def test_a_certificate_that_no_longer_holds_is_marked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north")
+    authority = Authority.read(*(Path(f"hospitals/authority/authority.{end}") for end in ("pem", "key")))
+    Path("hospitals/authority/issued/north.pem").write_bytes(authority.site("north", 0).certificate)
+    listed = [line.split("│")[1:] for line in said_by("list", "--federation", "hospitals").splitlines()]
+    assert [cells[2].strip() for cells in listed if "UTC" in "".join(cells)] == ["", "expired"]
+
+
+def test_a_kit_is_no_configuration_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north")
+    told = "hospitals/server is a folder and no configuration; a federation's kit is for fedstrata serve or"
+    for verb in ("run", "plan", "compare"):
+        with pytest.raises(ConfigurationError, match=told):
+            CliRunner().invoke(app, [verb, "hospitals/server"], catch_exceptions=False)
 
 
 def test_a_kit_of_the_other_side_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
+from collections import Counter
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,6 @@ from fedstrata.core.errors import Problem, refuse
 
 app = typer.Typer(no_args_is_help=True, help="Make a federation's kits: its server's, and one for each site.")
 
-_LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
-_HOST_PATTERN = rf"{_LABEL}(\.{_LABEL})*"
-_LONGEST_HOST = 253
-"""Characters of a name, as name servers have it."""
 HANDED_OVER = "to be handed over by a way that nobody else reads"
 Folder = Annotated[
     Path, typer.Option("--federation", help="The federation's folder.", metavar="FOLDER", show_default="here")
@@ -48,13 +45,14 @@ def init(
 
     Example: fedstrata federation init hospitals --sites north south east --server 10.0.0.1:7447
     """
-    from fedstrata.core.settings.kit import FederationSettings  # noqa: PLC0415 - heavy
+    from fedstrata.core.settings.kit import FederationSettings, address_fault  # noqa: PLC0415 - heavy
     from fedstrata.transport.credentials import require_safe  # noqa: PLC0415
     from fedstrata.transport.enrolment import Federation  # noqa: PLC0415
 
     names = [*(sites or []), *(more or [])]
     folder = Path(name)
-    refuse([*_name_problems("NAME", [folder.name]), *_site_problems(names), *_server_problems(server)])
+    wrong = [Problem("--server", fault)] if (fault := address_fault(server)) else []
+    refuse([*_name_problems("NAME", [folder.name]), *_site_problems("--sites", names), *wrong])
     require_safe(listen or server, insecure=False, setting="--listen")
     settings = FederationSettings(name=folder.name, server=server, days=days)
     made = Federation.create(folder, settings, listen or server, names, archive=archive)
@@ -79,7 +77,7 @@ def add(
     """
     from fedstrata.transport.enrolment import Federation  # noqa: PLC0415 - heavy
 
-    refuse(_site_problems([site]))
+    refuse(_site_problems("SITE", [site]))
     place = Federation.read(folder).add(site, archive=archive)
     typer.echo(f"{place} is the kit of {site}, {HANDED_OVER}")
     typer.echo(f"it may join runs that begin when {folder / 'server'} lies at the server as it is now")
@@ -135,44 +133,34 @@ def members(folder: Folder = Path(), debug: Debug = False) -> None:
 
     from fedstrata.transport.enrolment import Federation  # noqa: PLC0415 - heavy
 
-    federation = Federation.read(folder)
+    federation, now = Federation.read(folder), datetime.now(UTC)
     table = Table("member", "certificate holds until", "", title=federation.settings.name)
     for each in federation.enrolled:
-        table.add_row(each.name, f"{each.expires:%Y-%m-%d %H:%M} UTC", "revoked" if each.revoked else "")
+        state = "revoked" if each.revoked else "expired" if each.expires <= now else ""
+        table.add_row(each.name, f"{each.expires:%Y-%m-%d %H:%M} UTC", state)
     Console().print(table)
 
 
-def _server_problems(address: str) -> list[Problem]:
-    """Returns why sites cannot call an address, or its host cannot stand in a certificate."""
-    host, _, port = address.rpartition(":")
-    if port.isascii() and port.isdigit() and 0 < int(port) < 2**16 and _can_be_called(host):
-        return []
-    allowed = "HOST:PORT, a name in ASCII or a number ([::1] of IPv6) that sites call, a port up to 65535"
-    return [Problem("--server", f"must be {allowed}, not {address!r:.80}")]
-
-
-def _can_be_called(host: str) -> bool:
-    try:
-        number = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return len(host) <= _LONGEST_HOST and re.fullmatch(_HOST_PATTERN, host) is not None
-    return not number.is_unspecified and (number.version == 6) == (host != host.strip("[]"))
-
-
-def _site_problems(names: list[str]) -> list[Problem]:
+def _site_problems(where: str, names: list[str]) -> list[Problem]:
     from fedstrata.transport.enrolment import SERVER  # noqa: PLC0415 - heavy
     from fedstrata.transport.kit import SETTINGS  # noqa: PLC0415
 
-    problems = [] if names else [Problem("--sites", "must name at least one site")]
-    problems += _name_problems("--sites", names)
+    problems = [] if names else [Problem(where, "must name at least one site")]
+    problems += _name_problems(where, names)
     problems += [
-        Problem("--sites", f"{name!r} names a file of kits; choose another")
+        Problem(where, f"{name!r} names a file of kits; choose another")
         for name in names
         if name == SETTINGS or name.endswith(".zip")
     ]
-    problems += [Problem("--sites", f"names {name!r} twice") for name in {*names} if names.count(name) > 1]
-    if SERVER in names:
-        problems.append(Problem("--sites", f"{SERVER!r} is the server's own name; choose another"))
+    problems += [
+        Problem(
+            where, f"names {name!r} twice; capitals make no other name, since some disks tell no difference"
+        )
+        for name, count in Counter(map(str.casefold, names)).items()
+        if count > 1
+    ]
+    if SERVER in map(str.casefold, names):
+        problems.append(Problem(where, f"{SERVER!r} is the server's own name; choose another"))
     return problems
 
 

@@ -110,26 +110,37 @@ class Federation:
     def enrolled(self) -> list[Enrolled]:
         """All who have ever had a certificate, the server first."""
         tokens = self._tokens()
-        found = [path.stem for path in sorted((self._authority / _ISSUED).glob("*.pem"))]
         return [
             Enrolled(
                 name,
                 expiry_of((self._authority / _ISSUED / f"{name}.pem").read_bytes()),
                 name not in tokens and name != SERVER,
             )
-            for name in sorted(found, key=lambda name: (name != SERVER, name))
+            for name in sorted(self._known(), key=lambda name: (name != SERVER, name))
         ]
+
+    def _known(self) -> list[str]:
+        """Returns the names of all who have ever had a certificate."""
+        return [path.stem for path in (self._authority / _ISSUED).glob("*.pem")]
 
     def add(self, site: str, *, archive: bool) -> Path:
         """Makes a kit for one more site, or for one that was revoked; returns where it lies.
 
         Raises:
-            ConfigurationError: The site is there already.
+            ConfigurationError: The site is there already, or one whose name differs in capitals alone; or its
+                kit is a folder here, and an archive was asked for.
         """
         with self._taking_turns():
             if site in self._tokens():
                 message = f"{site!r} is a site already; a new kit for it: fedstrata federation renew {site}"
                 raise ConfigurationError([Problem("SITE", message)])
+            if near := [
+                each for each in self._known() if each.casefold() == site.casefold() and each != site
+            ]:
+                message = (
+                    f"{site!r} differs from {near[0]!r} in capitals alone, which not every disk tells apart"
+                )
+                raise ConfigurationError([Problem("SITE", f"{message}; choose another")])
             self._admit({site: self._write_site(self._read_authority(), site, archive=archive)})
         return self.place_of(site)
 
@@ -140,7 +151,8 @@ class Federation:
             Where they lie.
 
         Raises:
-            ConfigurationError: There is no such site, or it was revoked.
+            ConfigurationError: There is no such site, or it was revoked; or its kit is a folder here, and an
+                archive was asked for.
         """
         with self._taking_turns():
             if member == SERVER:
@@ -217,6 +229,10 @@ class Federation:
     def _write_site(self, authority: Authority, site: str, *, archive: bool, renewed: bool = False) -> str:
         """Writes a site's kit, of which a renewal keeps what is the site's own; returns its token."""
         token, place = secrets.token_hex(_TOKEN_BYTES), self.folder / "sites"
+        if archive and (place / site).exists() and not (place / f"{site}.zip").exists():
+            # That folder would stay, with what no longer holds.
+            message = f"{place / site} is a folder already; leave --zip out, or move that folder away first"
+            raise ConfigurationError([Problem("--zip", message)])
         kit = KitSettings(federation=self.settings.name, client=site, server=self.settings.server)
         found = self._credentials(site, authority, authority.site(site, self.settings.days))
         found |= {"token": f"{token}\n".encode(), **_described(kit)}

@@ -1,5 +1,7 @@
 """What `kit.yaml` and `federation.yaml` say: names and addresses of a federation's server and sites."""
 
+import ipaddress
+import re
 from collections.abc import Iterator
 from typing import Annotated
 
@@ -10,6 +12,10 @@ from fedstrata.core.settings.base import Count, Settings
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """Of what names a folder, stands in a certificate, and in a line of a file of tokens."""
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+_LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
+_HOST_PATTERN = rf"{_LABEL}(\.{_LABEL})*"
+_LONGEST_HOST = 253
+"""Characters of a name, as name servers have it."""
 
 
 class KitSettings(Settings):
@@ -32,3 +38,24 @@ class FederationSettings(Settings):
     name: Name
     server: str = Field(description="Where sites call the server, `HOST:PORT`.")
     days: Count = Field(description="Days for which a certificate holds.")
+
+    def _misfits(self) -> Iterator[str]:
+        if fault := address_fault(self.server):
+            yield f"server {fault}"
+
+
+def address_fault(address: str) -> str:
+    """Says why sites cannot call an address, or its host cannot stand in a certificate; empty if they can."""
+    host, _, port = address.rpartition(":")
+    if port.isascii() and port.isdigit() and 0 < int(port) < 2**16 and _can_be_called(host):
+        return ""
+    allowed = "HOST:PORT, a name in ASCII or a number ([::1] of IPv6) that sites call, a port up to 65535"
+    return f"must be {allowed}, not {address!r:.80}"
+
+
+def _can_be_called(host: str) -> bool:
+    try:
+        number = ipaddress.ip_address(host.removeprefix("[").removesuffix("]"))
+    except ValueError:
+        return len(host) <= _LONGEST_HOST and re.fullmatch(_HOST_PATTERN, host) is not None
+    return not number.is_unspecified and (number.version == 6) == (host != host.strip("[]"))

@@ -72,6 +72,11 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
             if values is not None and not isinstance(values, dict):
                 problems.append(Problem("", f"{file} must hold settings as `key: value`"))
             source.values = values if isinstance(values, dict) else {}
+        except IsADirectoryError:
+            kit = (
+                "; a federation's kit is for fedstrata serve or join" if (file / "kit.yaml").exists() else ""
+            )
+            problems.append(Problem("", f"{file} is a folder and no configuration{kit}"))
         except OSError as error:
             problems.append(Problem("", f"cannot read the configuration {file}: {error.strerror}"))
         except UnicodeDecodeError as error:
