@@ -12,8 +12,8 @@ import torch
 from support import TINY
 
 from fedstrata.client.store import ClientStore, client_folder, home_of
-from fedstrata.client.turn import SCORE
 from fedstrata.core.errors import FrameError, TrainingError
+from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Message, Plan
 from fedstrata.engine.joining import RemoteClient

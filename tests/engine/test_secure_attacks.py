@@ -15,8 +15,9 @@ from private_client import PRIVATE
 from support import TINY, RunTiny
 
 from fedstrata.client.secure_turns import ATTEMPTS, CONSISTENCY, KEYS, SHARES, UNMASK
-from fedstrata.client.turn import INPUT, Done, Failed, Order
+from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import BudgetRefusedError
+from fedstrata.core.handlers import INPUT
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.engine.cohort import RoundCohort

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from support import TINY
 
-from fedstrata.client.turn import SCORE, Done, Order
+from fedstrata.client.turn import Done, Order
 from fedstrata.core.errors import ConfigurationError, FrameError
+from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.joining import RemoteClient

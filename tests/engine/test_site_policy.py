@@ -11,8 +11,9 @@ import pytest
 from private_client import PRIVATE
 from support import REPOSITORY, TINY
 
-from fedstrata.client.turn import SCORE, Done, Order
+from fedstrata.client.turn import Done, Order
 from fedstrata.core.errors import ConfigurationError, PolicyError, PolicyRefusedError
+from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan

@@ -13,7 +13,8 @@ import pytest
 from remote_run import RELATIONS
 from support import TINY
 
-from fedstrata.client.turn import Done, Order, is_exchange
+from fedstrata.client.turn import Done, Order
+from fedstrata.core.handlers import is_exchange
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, State, Update
 from fedstrata.data.synthetic import generate

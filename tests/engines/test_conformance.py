@@ -18,8 +18,9 @@ from private_client import JOINT, PRIVATE
 from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
 from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
 
-from fedstrata.client.turn import SCORE, Order
+from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
+from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.remote import RemoteEngine
 from fedstrata.engine.remote_turns import RemoteTurns

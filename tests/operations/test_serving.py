@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -231,6 +233,19 @@ def test_status_without_a_server_says_what_the_record_says(call: Call, folder: P
     (told,) = call("status", folder, "--json").out.splitlines()
     north, south = json.loads(told)["sites"]
     assert (north["bytes_up"], north["there"], south["lost"]) == (80, None, 1)
+
+
+def test_status_answers_without_what_only_a_run_needs(folder: Path) -> None:
+    """Who looks every few seconds does not pay for torch each time."""
+    record(folder, [("run", RUN)])
+    looks = (
+        "import sys; from fedstrata.cli.main import main; sys.argv[1:] = ['status', '--once', sys.argv[1]]"
+    )
+    told = (
+        f"{looks}\ntry:\n    main()\nfinally:\n    assert not {{'torch', 'transformers'}} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", told, str(folder)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "run: unfinished, 0 of 3 rounds committed")
 
 
 def test_status_follows_a_server_until_the_run_has_ended(

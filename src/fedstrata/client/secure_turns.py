@@ -20,20 +20,10 @@ from torch import Tensor
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import (
-    EXCHANGE,
-    FIRST_EXCHANGE,
-    INPUT,
-    SCORE,
-    Done,
-    Failed,
-    Order,
-    Workplace,
-    is_handler,
-    is_scoring,
-)
+from fedstrata.client.turn import Done, Failed, Order, Workplace, is_handler
 from fedstrata.core.client import Client
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem
+from fedstrata.core.handlers import EXCHANGE, FIRST_EXCHANGE, INPUT, SCORE, is_scoring
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Message, Plan, Tally, Tensors, Update

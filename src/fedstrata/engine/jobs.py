@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedstrata.client.store import ClientStore
-from fedstrata.client.turn import Order, begins_sum, is_exchange
+from fedstrata.client.turn import Order
 from fedstrata.core.errors import TrainingError
+from fedstrata.core.handlers import begins_sum, is_exchange
 from fedstrata.engine.worker_process import Computed, Event, Shared
 from fedstrata.wire.frame import Frame
 

@@ -15,16 +15,7 @@ from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.store import client_folder, home_of
-from fedstrata.client.turn import (
-    SCORE,
-    Failed,
-    Order,
-    Workplace,
-    is_exchange,
-    is_handler,
-    is_scoring,
-    only_says,
-)
+from fedstrata.client.turn import Failed, Order, Workplace, is_handler
 from fedstrata.core.errors import (
     ConfigurationError,
     FrameError,
@@ -35,6 +26,7 @@ from fedstrata.core.errors import (
     TrainingError,
     printable,
 )
+from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.data.split import PARTS

@@ -18,9 +18,10 @@ from fedstrata.client.failures import release_memory
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import Done, Failed, Order, Workplace, is_exchange
+from fedstrata.client.turn import Done, Failed, Order, Workplace
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.handlers import is_exchange
 from fedstrata.core.types import ClientInfo, Message, State, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine import budgets

@@ -27,9 +27,9 @@ from fedstrata.client.secure_turns import (
     read_said,
     said_of,
 )
-from fedstrata.client.turn import INPUT
 from fedstrata.core.errors import FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
+from fedstrata.core.handlers import INPUT
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Plan, Tensors, Update
 from fedstrata.engine.protocol import Exchanging

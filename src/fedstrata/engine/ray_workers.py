@@ -19,8 +19,8 @@ from ray.exceptions import RayError, RayTaskError
 from fedstrata.client.folder_copy import Changes, Listing, apply, changes, listing
 from fedstrata.client.releases import Release
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import only_says
 from fedstrata.core.errors import BudgetSpentError
+from fedstrata.core.handlers import only_says
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.engine.jobs import Job, TurnJob
 from fedstrata.engine.prepare import Experiment

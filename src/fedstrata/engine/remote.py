@@ -14,9 +14,10 @@ from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.failures import describe
-from fedstrata.client.turn import SCORE, Failed, Order, is_exchange, is_scoring, only_says
+from fedstrata.client.turn import Failed, Order
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
+from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 from fedstrata.engine.agreeing import documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedstrata.client.store import client_folder
-from fedstrata.client.turn import Order, is_scoring
+from fedstrata.client.turn import Order
 from fedstrata.core.errors import (
     ConfigurationError,
     PolicyError,
@@ -21,6 +21,7 @@ from fedstrata.core.errors import (
     refuse,
 )
 from fedstrata.core.files import write_atomically
+from fedstrata.core.handlers import is_scoring
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, read_source, validate

@@ -11,7 +11,7 @@ from threading import Lock
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.client.turn import is_scoring, only_says
+from fedstrata.core.handlers import is_scoring, only_says
 from fedstrata.core.types import JSON
 from fedstrata.record.log import Listener
 from fedstrata.record.summary import headline
