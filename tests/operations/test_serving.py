@@ -238,14 +238,18 @@ def test_status_without_a_server_says_what_the_record_says(call: Call, folder: P
 def test_status_answers_without_what_only_a_run_needs(folder: Path) -> None:
     """Who looks every few seconds does not pay for torch each time."""
     record(folder, [("run", RUN)])
-    looks = (
-        "import sys; from fedstrata.cli.main import main; sys.argv[1:] = ['status', '--once', sys.argv[1]]"
-    )
-    told = (
-        f"{looks}\ntry:\n    main()\nfinally:\n    assert not {{'torch', 'transformers'}} & set(sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", told, str(folder)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "run: unfinished, 0 of 3 rounds committed")
+    told = """
+import sys
+from fedstrata.cli.main import main
+sys.argv[1:] = ["status", "--once", sys.argv[1]]
+try:
+    main()
+finally:
+    assert not {"torch", "transformers"} & set(sys.modules)
+"""
+    command = [sys.executable, "-c", told, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("run: unfinished, 0 of 3 rounds committed")
 
 
 def test_status_follows_a_server_until_the_run_has_ended(
