@@ -30,15 +30,26 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from members import REFUSED, Member, lives, made, running, said, served, show_logs, simulation, undisturbed
+from members import (
+    REFUSED,
+    SITES,
+    Member,
+    lives,
+    made,
+    outcome,
+    running,
+    said,
+    served,
+    show_logs,
+    simulation,
+    undisturbed,
+)
 from nvflare_kits import SERVER, NVFlareKits
 
 from fedstrata.core.settings.yaml import as_document
 from fedstrata.engine.run_folder import has_ended
 from fedstrata.record.log import read_events
 
-CONFIGURATION = Path(__file__).with_name("kill.yaml")
-SITES = ("site-1", "site-2", "site-3")
 ENGINES = ("local", "workers", "grpc", "nvflare", "ray")
 _WORKERS = {"local": [], "workers": ["workers=2"], "ray": ["workers=ray"]}
 _LONGEST = 600.0
@@ -55,16 +66,16 @@ def members_of(engine: str, folder: Path) -> list[Member]:
         folder: Of all that they write; the run is in `run`.
     """
     if engine == "grpc":
-        return served(folder, said(CONFIGURATION), SITES)
+        return served(folder, said(), SITES)
     if engine == "nvflare":
         return nvflare_members(folder)
-    return [simulation(CONFIGURATION, folder / "run", *_WORKERS[engine])]
+    return [simulation(folder / "run", *_WORKERS[engine])]
 
 
 def nvflare_members(folder: Path) -> list[Member]:
     """Returns what has a run served, and NVFlare at its server and at each site, by the commands of kits."""
     kits = NVFlareKits(folder / "federation", SITES)
-    values, own = said(CONFIGURATION)
+    values, own = said()
     configurations = {"run": {**values, "data": own["data"]}, "site": own}
     for name, configuration in configurations.items():
         (folder / f"{name}.yaml").write_bytes(as_document(configuration))
@@ -110,18 +121,6 @@ def disturbed(
     finally:
         for process in filter(lives, known):
             process.kill()
-
-
-def outcome(run: Path) -> dict[str, Any]:
-    """Returns what runs that are equal have in common: the loss of each round, and the scores of each client.
-
-    Of the one model that a run with heads of the clients' own does not have only a simulation has scores.
-    """
-    events = read_events(run / "record.jsonl")
-    committed = [event for event in events if event["event"] == "round"]
-    summary = json.loads((run / "summary.json").read_bytes())
-    metrics = {name: summary["metrics"][name] for name in ("clients", "mean_client")}
-    return {"losses": {event["round"]: event["loss"] for event in committed}, "metrics": metrics}
 
 
 def rounds_lost(run: Path) -> int:

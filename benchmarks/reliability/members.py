@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -21,9 +23,12 @@ from fedstrata.core.settings.yaml import as_document
 from fedstrata.engine.run_folder import has_begun
 from fedstrata.privacy.federation_lock import write_lock
 from fedstrata.privacy.identity import Identity
+from fedstrata.record.log import read_events
 from fedstrata.transport.enrolment import Federation
 from fedstrata.transport.kit import IDENTITY, LOCK, Kit
 
+CONFIGURATION = Path(__file__).with_name("kill.yaml")
+SITES = ("site-1", "site-2", "site-3")
 REFUSED = 2
 """Status of what is not to be started again."""
 Command = Callable[[], Sequence[str]]
@@ -126,26 +131,27 @@ def _looked_after(members: Sequence[Member], longest: float) -> Iterator[None]:
 
 
 def undisturbed(members: Sequence[Member], longest: float) -> None:
-    """Has a run come to its end that nobody disturbs.
-
-    Raises:
-        SystemExit: It does not.
-    """
+    """Has a run come to its end that nobody disturbs; see `require_end`."""
     with running(members, longest) as looks:
         for _ in looks:
             pass
-        if members[0].status != 0:
-            show_logs(members[0].log.parent)
-            raise SystemExit("a run that nobody has disturbed does not complete")
+        require_end(members)
 
 
-def simulation(configuration: Path, out: Path, *overrides: str) -> Member:
-    """Returns what simulates a run in a process, and goes on with it where it has begun."""
+def require_end(members: Sequence[Member]) -> None:
+    """Raises `SystemExit`, and shows what members have written, unless the run of the first has ended."""
+    if members[0].status != 0:
+        show_logs(members[0].log.parent)
+        raise SystemExit("a run that nobody has disturbed does not complete")
+
+
+def simulation(out: Path, *overrides: str) -> Member:
+    """Returns what simulates the run in a process, and goes on with it where it has begun."""
 
     def command() -> Sequence[str]:
         if has_begun(out):
             return ["-m", "fedstrata", "run", "--resume", "--out", str(out)]
-        return ["-m", "fedstrata", "run", str(configuration), *overrides, "--out", str(out)]
+        return ["-m", "fedstrata", "run", str(CONFIGURATION), *overrides, "--out", str(out)]
 
     return Member(command, out.with_name("run.log"))
 
@@ -172,10 +178,30 @@ def served(
     return found
 
 
-def said(configuration: Path, *overrides: str) -> Settings:
-    """Returns what of a configuration the server says, and what every site says."""
-    values = read_source(configuration, overrides).values
+def said(*overrides: str) -> Settings:
+    """Returns what of the configuration the server says, and what every site says."""
+    values = read_source(CONFIGURATION, overrides).values
     return values, {"data": values.pop("data"), "partition": values.pop("partition")}
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """Returns what runs that are equal have in common: the loss of each round, and the scores of each client.
+
+    Of the one model that a run with heads of the clients' own does not have only a simulation has scores.
+    """
+    summary = json.loads((run / "summary.json").read_bytes())
+    metrics = {name: summary["metrics"][name] for name in ("clients", "mean_client")}
+    return {"losses": {event["round"]: event["loss"] for event in rounds_of(run)}, "metrics": metrics}
+
+
+def round_seconds(run: Path) -> float:
+    """Returns the median of what rounds took, but the first, in which sites prepare what they keep."""
+    return statistics.median(float(event["seconds"]) for event in rounds_of(run)[1:])
+
+
+def rounds_of(run: Path) -> list[dict[str, Any]]:
+    """Returns the events of a run's committed rounds."""
+    return [event for event in read_events(run / "record.jsonl") if event["event"] == "round"]
 
 
 def kits_of(
