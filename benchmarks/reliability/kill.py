@@ -52,7 +52,7 @@ from fedstrata.record.log import read_events
 
 ENGINES = ("local", "workers", "grpc", "nvflare", "ray")
 _WORKERS = {"local": [], "workers": ["workers=2"], "ray": ["workers=ray"]}
-_LONGEST = 600.0
+_LONGEST = 1800.0
 """Seconds after which a run counts as one that does not complete."""
 _KILLS_A_RUN = 4
 """How many kills there are in the time of a run that nobody disturbs, unless another pace is asked for."""
