@@ -1,36 +1,25 @@
-"""A federation of NVFlare's on loopback, of real processes: provisioned, started, killed, started again."""
+"""A federation of NVFlare's on loopback, of real processes: started, killed, started again."""
 
 from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
+from nvflare_kits import SERVER, NVFlareKits
 from remote_run import CLIENTS
 from support import REPOSITORY, TINY, Finished, finished
 
 from fedstrata.cli.main import app
 from fedstrata.core.settings.source import read_source
-from fedstrata.nvflare.kit import prepare_kit
-
-SERVER, ADMIN = "localhost", "lead@hub.org"
-_PROJECT = "federation"
-_BUILDERS = (
-    ("workspace.WorkspaceBuilder", {"template_file": ["master_template.yml"]}),
-    ("static_file.StaticFileBuilder", {"config_folder": "config", "scheme": "grpc"}),
-    ("cert.CertBuilder", {}),
-    ("signature.SignatureBuilder", {}),
-)
 
 
-class NVFlareFederation:
+class NVFlareFederation(NVFlareKits):
     """A server, its clients and an administrator.
 
     Args:
@@ -39,55 +28,19 @@ class NVFlareFederation:
     """
 
     def __init__(self, folder: Path, clients: Sequence[str]) -> None:
-        self._folder, self.clients = folder, tuple(clients)
-        self._kits = folder / "provisioned" / _PROJECT / "prod_00"
+        super().__init__(folder, clients)
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._supervisors: list[subprocess.Popen[str]] = []
         path = os.pathsep.join([str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")])
-        self.environment = {
-            **os.environ,
-            "HOME": str(folder),  # where NVFlare's commands write
-            "MPLCONFIGDIR": str(Path.home() / ".cache" / "matplotlib"),
-            "PYTHONPATH": path,
-            "OMP_NUM_THREADS": "1",
-            "TOKENIZERS_PARALLELISM": "false",
-        }
-        self._provision()
-
-    def kit(self, name: str) -> Path:
-        """Returns somebody's startup kit."""
-        return self._kits / name
-
-    def _provision(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            port = found.getsockname()[1]
-        people = [
-            {"name": SERVER, "type": "server", "org": "hub", "fed_learn_port": port},
-            *({"name": name, "type": "client", "org": "site"} for name in self.clients),
-            {"name": ADMIN, "type": "admin", "org": "hub", "role": "project_admin"},
-        ]
-        builders = [{"path": f"nvflare.lighter.impl.{name}", "args": more} for name, more in _BUILDERS]
-        project = {"api_version": 3, "name": _PROJECT, "participants": people, "builders": builders}
-        self._folder.mkdir(parents=True, exist_ok=True)
-        file = self._folder / "project.yml"
-        file.write_text(json.dumps(project))  # which is YAML too
-        command = ["-m", "nvflare.cli", "provision", "-p", str(file), "-w", str(self._folder / "provisioned")]
-        subprocess.run([sys.executable, *command], env=self.environment, check=True, capture_output=True)
-        for name in (SERVER, *self.clients):
-            prepare_kit(self.kit(name))
+        self.environment = {**os.environ, **self.environment, "PYTHONPATH": path}
 
     def start(self, *names: str) -> None:
-        """Starts the processes of some, or of all, as `sub_start.sh` of their kits does."""
+        """Starts the processes of some, or of all."""
         for name in names or (SERVER, *self.clients):
-            kit, side = self.kit(name), "server" if name == SERVER else "client"
-            said = ["secure_train=true", "config_folder=config", "org=hub" if name == SERVER else "org=site"]
-            said += [] if name == SERVER else [f"uid={name}"]
-            module = f"nvflare.private.fed.app.{side}.{side}_train"
-            command = ["-u", "-m", module, "-m", str(kit), "-s", f"fed_{side}.json", "--set", *said]
-            with (kit / "out.txt").open("ab") as out:
+            with (self.kit(name) / "out.txt").open("ab") as out:
                 self._started[name] = subprocess.Popen(
-                    [sys.executable, *command],
-                    cwd=kit,
+                    [sys.executable, *self.command(name)],
+                    cwd=self.kit(name),
                     env=self.environment,
                     stdin=subprocess.DEVNULL,
                     stdout=out,
@@ -155,20 +108,7 @@ class NVFlareFederation:
             files = {"identity": home / "identity.pem", "lock": home / "federation.lock"}
             given = {name: str(path) for name, path in files.items() if path.exists()}
             self.site(client, configuration=str(folder / "site.yaml"), home=str(home), **given)
-        serve = ["serve", str(folder / "run.yaml"), "--out", str(folder / "run")]
-        return [
-            *serve,
-            "--on",
-            "nvflare",
-            "--admin",
-            str(self.kit(ADMIN)),
-            "--clients",
-            ",".join(self.clients),
-        ]
-
-    def site(self, client: str, **settings: Any) -> None:
-        """Writes what a site says of itself in its kit."""
-        (self.kit(client) / "local" / "fedstrata.yaml").write_text(json.dumps(settings))
+        return self.serve(folder / "run.yaml", folder / "run")
 
 
 def ended(folder: Path) -> Finished:

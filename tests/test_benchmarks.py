@@ -1,4 +1,4 @@
-"""Every speed benchmark runs and ends with one JSON object that has its figures; nothing judges them here."""
+"""Every benchmark of speed and reliability runs and ends with one JSON object that has its figures."""
 
 from __future__ import annotations
 
@@ -170,6 +170,27 @@ def test_the_last_line_is_one_json_object(script: str, arguments: list[str], fig
     ]
     assert numbers
     assert all(number >= 0 for number in numbers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments", "held"),
+    [
+        (
+            "kill.py",
+            ["--engine", "local", "--kills", "2"],
+            {"kills": 2, "completed": True, "equal": True, "human_actions": 0},
+        ),
+        ("fifty_sites.py", ["--sites", "2", "--rounds", "2"], {"sites": 2, "rounds": 2, "equal": True}),
+        ("poor_line.py", ["--rounds", "2"], {"equal": True, "bytes_equal": True, "restarts": 0}),
+    ],
+)
+def test_what_is_disturbed_ends_as_if_nobody_had(
+    script: str, arguments: list[str], held: dict[str, object]
+) -> None:
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / "reliability" / script), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert held.items() <= json.loads(done.stdout.splitlines()[-1]).items()
 
 
 @pytest.mark.slow

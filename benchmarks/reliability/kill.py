@@ -12,7 +12,7 @@ fails because a client was lost is started again too. Nobody else does anything.
   an undisturbed simulation in one process, to the last bit;
 - `rounds_lost_max`: the most rounds that had begun and were begun anew, by any restart;
 - `human_actions`: what would have taken a person: a member that is not to be started again (status 2), or one
-  that was started again more often than processes were killed would explain.
+  that was started again more often than processes were killed.
 
 Last line: one JSON object.
 """
@@ -22,26 +22,40 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
-from members import REFUSED, Member, kits_of, made, show_logs
+from members import (
+    REFUSED,
+    SITES,
+    Member,
+    lives,
+    made,
+    outcome,
+    running,
+    said,
+    served,
+    show_logs,
+    simulation,
+    undisturbed,
+)
+from nvflare_kits import SERVER, NVFlareKits
 
-from fedstrata.core.settings.source import read_source
-from fedstrata.engine.run_folder import has_begun, has_ended
+from fedstrata.core.settings.yaml import as_document
+from fedstrata.engine.run_folder import has_ended
 from fedstrata.record.log import read_events
 
-CONFIGURATION = Path(__file__).with_name("kill.yaml")
-SITES = ("site-1", "site-2", "site-3")
-ENGINES = ("local", "workers", "grpc")
-_LONGEST = 600.0
+ENGINES = ("local", "workers", "grpc", "nvflare", "ray")
+_WORKERS = {"local": [], "workers": ["workers=2"], "ray": ["workers=ray"]}
+_LONGEST = 1800.0
 """Seconds after which a run counts as one that does not complete."""
+_KILLS_A_RUN = 4
+"""How many kills there are in the time of a run that nobody disturbs, unless another pace is asked for."""
 
 
 def members_of(engine: str, folder: Path) -> list[Member]:
@@ -51,29 +65,28 @@ def members_of(engine: str, folder: Path) -> list[Member]:
         engine: Where its clients are.
         folder: Of all that they write; the run is in `run`.
     """
-    run = folder / "run"
-
-    def simulate() -> Sequence[str]:
-        if has_begun(run):
-            return ["-m", "fedstrata", "run", "--resume", "--out", str(run)]
-        workers = ["workers=2"] if engine == "workers" else []
-        return ["-m", "fedstrata", "run", str(CONFIGURATION), *workers, "--out", str(run)]
-
-    if engine != "grpc":
-        return [Member(simulate, folder / "run.log")]
-    return served_members(folder, run)
+    if engine == "grpc":
+        return served(folder, said(), SITES)
+    if engine == "nvflare":
+        return nvflare_members(folder)
+    return [simulation(folder / "run", *_WORKERS[engine])]
 
 
-def served_members(folder: Path, run: Path) -> list[Member]:
-    """Returns a server and its sites, each with its kit, by the commands of `deploy/systemd`."""
-    values = read_source(CONFIGURATION, []).values
-    own = {"data": values.pop("data"), "partition": values.pop("partition")}
-    kits = kits_of(folder / "federation", values, own, SITES).folder
-    serve = ["-m", "fedstrata", "serve", str(kits / "server"), "--out", str(run), "--resume-if-begun"]
-    found = [Member(lambda: serve, folder / "server.log")]
+def nvflare_members(folder: Path) -> list[Member]:
+    """Returns what has a run served, and NVFlare at its server and at each site, by the commands of kits."""
+    kits = NVFlareKits(folder / "federation", SITES)
+    values, own = said()
+    configurations = {"run": {**values, "data": own["data"]}, "site": own}
+    for name, configuration in configurations.items():
+        (folder / f"{name}.yaml").write_bytes(as_document(configuration))
     for site in SITES:
-        join = ["-m", "fedstrata", "join", str(kits / "sites" / site)]
-        found.append(Member(lambda join=join: join, folder / f"{site}.log"))  # type: ignore[misc]
+        home = folder / f"home of {site}"
+        kits.site(site, configuration=str(folder / "site.yaml"), home=str(home))
+    serve = ["-m", "fedstrata", *kits.serve(folder / "run.yaml", folder / "run"), "--resume-if-begun"]
+    found = [Member(lambda: serve, folder / "serve.log", kits.environment)]
+    for name in (SERVER, *SITES):
+        command, log = kits.command(name), folder / f"{name}.log"
+        found.append(Member(lambda command=command: command, log, kits.environment, always=True))  # type: ignore[misc]
     return found
 
 
@@ -91,36 +104,23 @@ def disturbed(
     Returns:
         How many were killed, and whether the run came to its end.
     """
-    for member in members:
-        member.start()
-    kills, began = 0, time.monotonic()
-    due = began + chance.expovariate(1 / mean_seconds)
+    kills, due = 0, time.monotonic() + chance.expovariate(1 / mean_seconds)
+    known: set[psutil.Process] = set()  # who has lost its parent is nobody's child
     try:
-        while members[0].status != 0 and time.monotonic() - began < _LONGEST:
-            time.sleep(0.02)
-            for member in members:
-                member.look()
-            if REFUSED in [member.status for member in members]:
-                break
-            alive = [process for member in members if member.status is None for process in member.processes()]
-            if kills < most and alive and time.monotonic() >= due:
-                with suppress(psutil.NoSuchProcess):
-                    chance.choice(alive).send_signal(signal.SIGKILL)
+        with running(members, _LONGEST) as looks:
+            for _ in looks:
+                if kills == most or time.monotonic() < due:
+                    continue
+                known.update(process for member in members for process in member.processes())
+                alive = sorted(filter(lives, known), key=lambda process: process.pid)
+                with suppress(psutil.NoSuchProcess, IndexError):
+                    chance.choice(alive).kill()
                     kills += 1
                 due = time.monotonic() + chance.expovariate(1 / mean_seconds)
-        return kills, members[0].status == 0
+            return kills, members[0].status == 0
     finally:
-        for member in members:
-            member.end()
-
-
-def outcome(run: Path) -> dict[str, Any]:
-    """Returns what two runs that are equal have in common: the loss of each round, and all scores."""
-    events = read_events(run / "record.jsonl")
-    committed = [event for event in events if event["event"] == "round"]
-    summary = json.loads((run / "summary.json").read_bytes())
-    metrics = {name: summary["metrics"][name] for name in ("global", "clients", "mean_client")}
-    return {"losses": {event["round"]: event["loss"] for event in committed}, "metrics": metrics}
+        for process in filter(lives, known):
+            process.kill()
 
 
 def rounds_lost(run: Path) -> int:
@@ -139,41 +139,42 @@ def main() -> None:
     parser.add_argument("--engine", choices=ENGINES, required=True)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, help="between two kills, on average")
     options = parser.parse_args()
     chance = random.Random(options.seed)  # noqa: S311 - moments of kills, no secrets
     with tempfile.TemporaryDirectory(prefix="kill-") as place:
         root = Path(place)
-        undisturbed = Member(members_of("local", made(root / "undisturbed"))[0].command, root / "log")
-        disturbed([undisturbed], chance, 1e9, 0)
-        expected = outcome(root / "undisturbed" / "run")
+        undisturbed(members_of("local", made(root / "local")), _LONGEST)
+        expected = outcome(root / "local" / "run")
         kills = runs = lost = people = 0
         completed = equal = True
-        seconds = undisturbed_seconds(options.engine, root, chance)
+        seconds = options.seconds or seconds_of(options.engine, made(root / "timed"), expected) / _KILLS_A_RUN
+        print(f"a kill every {seconds:.1f} s", flush=True)
         while kills < options.kills:
             runs += 1
             members = members_of(options.engine, made(root / f"run-{runs}"))
             run = root / f"run-{runs}" / "run"
-            own, ended = disturbed(members, chance, seconds / 3, options.kills - kills)
+            own, ended = disturbed(members, chance, seconds, options.kills - kills)
             kills += own
             completed &= ended and has_ended(run)
-            people += sum(member.status == REFUSED for member in members)
+            people += sum(member.status == REFUSED or member.starts > 1 + own for member in members)
             if has_ended(run):
                 equal &= outcome(run) == expected
                 lost = max(lost, rounds_lost(run))
-            print(f"run {runs}: {kills} killed, completed {completed}, equal {equal}", flush=True)
+            told = f"completed {completed}, equal {equal}, lost {lost}, asked {people}"
+            print(f"run {runs}: {kills} killed, {told}", flush=True)
             if not (completed and equal):
                 show_logs(root / f"run-{runs}")
     found = {"kills": kills, "completed": completed, "equal": equal, "rounds_lost_max": lost}
     print(json.dumps({**found, "human_actions": people, "runs": runs, "engine": options.engine}))
 
 
-def undisturbed_seconds(engine: str, root: Path, chance: random.Random) -> float:
-    """Returns how long a run of an engine takes that nobody disturbs."""
+def seconds_of(engine: str, folder: Path, expected: Mapping[str, Any]) -> float:
+    """Returns how long a run of an engine takes that nobody disturbs, which has to be equal too."""
     started = time.monotonic()
-    _, ended = disturbed(members_of(engine, made(root / "timed")), chance, 1e9, 0)
-    if not ended:
-        show_logs(root / "timed")
-        raise SystemExit("a run that nobody has disturbed does not complete")
+    undisturbed(members_of(engine, folder), _LONGEST)
+    if outcome(folder / "run") != expected:
+        raise SystemExit(f"a run of {engine} that nobody has disturbed is not equal")
     return time.monotonic() - started
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from proxy import CuttingProxy
+from proxy import Proxy
 from remote_run import CLIENTS, PATIENT, Serve, Server
 from support import Finished, RunTiny
 
@@ -105,7 +105,7 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
 def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunTiny, serve: Serve) -> None:
     simulated = run_tiny(BATCH, *ONE_EACH, SELDOM)
     server = serve(BATCH, *ONE_EACH)
-    proxies = [CuttingProxy(server.address, allowed=120_000 + 37_000 * index, cuts=4) for index in range(2)]
+    proxies = [Proxy(server.address, lives=[120_000 + 37_000 * index] * 4) for index in range(2)]
     for client, proxy in zip(CLIENTS, proxies, strict=False):
         server.start(client, address=proxy.address)
     server.start(CLIENTS[2])
