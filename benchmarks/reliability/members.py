@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import socket
@@ -20,12 +21,14 @@ import psutil
 from fedstrata.core.settings.kit import FederationSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.yaml import as_document
+from fedstrata.core.types import State
 from fedstrata.engine.run_folder import has_begun
 from fedstrata.privacy.federation_lock import write_lock
 from fedstrata.privacy.identity import Identity
 from fedstrata.record.log import read_events
 from fedstrata.transport.enrolment import Federation
 from fedstrata.transport.kit import IDENTITY, LOCK, Kit
+from fedstrata.wire import frame
 
 CONFIGURATION = Path(__file__).with_name("kill.yaml")
 SITES = ("site-1", "site-2", "site-3")
@@ -185,13 +188,19 @@ def said(*overrides: str) -> Settings:
 
 
 def outcome(run: Path) -> dict[str, Any]:
-    """Returns what runs that are equal have in common: the loss of each round, and the scores of each client.
+    """Returns what equal runs have in common: the loss of each round, scores of clients, the last tensors.
 
     Of the one model that a run with heads of the clients' own does not have only a simulation has scores.
     """
     summary = json.loads((run / "summary.json").read_bytes())
     metrics = {name: summary["metrics"][name] for name in ("clients", "mean_client")}
-    return {"losses": {event["round"]: event["loss"] for event in rounds_of(run)}, "metrics": metrics}
+    last = max((run / "checkpoints").glob("round-*"))
+    tensors = {
+        name: hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
+        for name, tensor in frame.decode(frame.read(last), State).tensors.items()
+    }
+    losses = {event["round"]: event["loss"] for event in rounds_of(run)}
+    return {"losses": losses, "metrics": metrics, "tensors": tensors}
 
 
 def round_seconds(run: Path) -> float:
