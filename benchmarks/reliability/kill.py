@@ -9,7 +9,7 @@ service manager does; of the workers of a simulation it is the run's own process
 that fails because a client was lost is started again too. Nobody else does anything.
 
 - `kills`: processes that were killed; `kills_in_rounds`: of them while rounds went on; `runs`: in so many;
-- `completed`: whether all of these came to their end; `equal`: whether all have the losses, the scores and the
+- `completed`: whether all of these came to their end; `equal`: whether all have the losses, scores and
   tensors of an undisturbed simulation in one process, to the last bit;
 - `rounds_lost_max`: the most rounds in which a client had delivered and that were begun anew, by any restart;
 - `human_actions`: what would have taken a person: a member that is not to be started again (status 2), or one
