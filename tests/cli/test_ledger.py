@@ -113,7 +113,7 @@ def test_others_know_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp_
     told = call("ledger", "verify", ledger, *known, "--lock", run / "clients" / "site-1" / "federation.lock")
     assert (told.status, told.err) == (0, "")
     assert ", with 1 head that others know; head " in told.out
-    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-7]))
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-8]))
     told = call("ledger", "verify", ledger, *known, "--lock", run / "clients" / "site-1" / "federation.lock")
     assert told.status == 1
     assert re.search(

@@ -36,7 +36,7 @@ from fedstrata.transport.agreement import Agreement, Conversation
 from fedstrata.transport.credentials import Certificates, Tokens
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import GrpcMembership, settings_of
-from fedstrata.transport.header import METHOD, SERVICE, Header, Kind, pack, unpack
+from fedstrata.transport.header import METHOD, PROTOCOL, SERVICE, Header, Kind, pack, unpack
 from fedstrata.transport.membership import TurnLine
 from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions
@@ -207,7 +207,7 @@ def test_states_are_taken_if_and_only_if_they_are_as_agreed(
     ("change", "told"),
     [
         ({"hidden size": 16}, "hidden size is 16 at client 'north', 8 at the server"),
-        ({"protocol": 9}, "protocol is 9 at client 'north', 5 at the server"),
+        ({"protocol": 9}, f"protocol is 9 at client 'north', {PROTOCOL} at the server"),
         ({"training.learning_rate": 0.1}, "training.learning_rate is 0.1 at client 'north', 0.01 at"),
         ({"front": 2, "back": 0}, "front is 2 at client 'north', 1 at the server; back is 0 at"),
         ({"run": None}, "run is None at client 'north', 'demo' at the server"),
