@@ -69,8 +69,8 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory(prefix="sites-") as place:
         folder, simulated = made(Path(place, "served")), made(Path(place, "simulated")) / "run"
-        undisturbed([simulation(simulated, *asked, f"workers={psutil.cpu_count()}")], _LONGEST)
         memory = memory_by_round(served(folder, said(*asked), names), folder / "run", options.apart)
+        undisturbed([simulation(simulated, *asked, f"workers={psutil.cpu_count()}")], _LONGEST)
         equal = outcome(folder / "run") == outcome(simulated)
         seconds, expected = round_seconds(folder / "run"), round_seconds(simulated)
     result = {

@@ -13,6 +13,7 @@ from typing import IO, Any
 import pytest
 from support import TINY
 
+from fedstrata.cli.lines import ServerLine
 from fedstrata.operations.serving import picture_of
 
 PROGRAM = [sys.executable, "-m", "fedstrata"]
@@ -31,6 +32,15 @@ def start(*arguments: str) -> subprocess.Popen[str]:
 def lines(stream: IO[str] | None) -> Iterator[dict[str, Any]]:
     assert stream is not None
     yield from map(json.loads, stream)
+
+
+def test_who_takes_part_is_in_one_order_however_it_is_named(tmp_path: Path) -> None:
+    """Sums and draws go by it: an order of its own would give other numbers than a simulation."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("".join(f"{site} token-of-{site}\n" for site in ("south", "east", "north")))
+    tokens.chmod(0o600)
+    assert ServerLine(insecure=True, tokens=tokens).guests().names == ("east", "north", "south")
+    assert ServerLine(insecure=True, clients="south,north").guests().names == ("north", "south")
 
 
 @pytest.mark.slow

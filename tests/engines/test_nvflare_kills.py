@@ -56,6 +56,25 @@ def test_a_server_that_is_killed_costs_nothing(
 
 
 @pytest.mark.slow
+def test_a_supervisor_that_is_killed_and_started_again_costs_nothing(
+    nvflare: NVFlareFederation, run_once: RunTiny, tmp_path: Path
+) -> None:
+    """Its job goes on meanwhile."""
+    local = run_once(*MANY_ROUNDS)
+    options = (*BRIEF, "--resume-if-begun")
+    first = nvflare.begin(tmp_path, *MANY_ROUNDS, options=options)
+    wait_for_rounds(first, tmp_path)
+    first.kill()
+    first.communicate()
+    second = nvflare.begin(tmp_path, *MANY_ROUNDS, options=options)
+    told, _ = second.communicate()
+    assert second.returncode == 0, told
+    run = ended(tmp_path)
+    assert_same_tensors(local.state.tensors, run.state.tensors)
+    assert not run.of("client_failed")
+
+
+@pytest.mark.slow
 def test_a_site_whose_job_is_killed_is_back_after_a_round(nvflare: NVFlareFederation, tmp_path: Path) -> None:
     process = nvflare.begin(tmp_path, *MANY_ROUNDS, "federation.min_clients=1", options=BRIEF)
     wait_for_rounds(process, tmp_path)

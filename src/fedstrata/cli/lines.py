@@ -198,7 +198,7 @@ class ServerLine(Line):
         return Serving(clients, cache_bytes, self.megabytes * 2**20, patience)
 
     def names(self, usual: Sequence[str] = ()) -> tuple[str, ...]:
-        """Returns who takes part.
+        """Returns who takes part, sorted, as in a simulation: draws and sums go by that order.
 
         Args:
             usual: Who does if nobody is named.
@@ -212,7 +212,7 @@ class ServerLine(Line):
             raise ConfigurationError([Problem("--clients", message)])
         if twice := [name for name, times in Counter(names).items() if times > 1]:
             raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice")])
-        return names
+        return tuple(sorted(names))
 
     def timing(self) -> Timing:
         """Returns how long to wait where another carries the line, and has certificates of its own.
