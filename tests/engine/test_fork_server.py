@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -55,3 +56,23 @@ def test_a_run_that_turns_out_to_need_no_other_process_keeps_no_server(
     assert not servers()
     assert "workers: auto is 1 here" in done.out
     assert read_events(tmp_path / "run" / "record.jsonl")[0]["workers"] == 1
+
+
+KILLED_BEFORE_ITS_FIRST_TURN = """
+import os
+from fedstrata.engine.forked_workers import one_process
+
+print(one_process().submit(os.getpid).result(), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_a_worker_that_has_had_no_turn_yet_ends_with_a_run_that_is_killed() -> None:
+    """It holds both ends of the pipe that its work comes through, and would wait at it for ever."""
+    command = [sys.executable, "-c", KILLED_BEFORE_ITS_FIRST_TURN]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        worker = int(run.stdout.readline())  # which may have the pipe as long as it lives
+    with suppress(psutil.NoSuchProcess):
+        assert not psutil.wait_procs([psutil.Process(worker)], timeout=60)[1]

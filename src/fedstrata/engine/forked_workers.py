@@ -18,9 +18,14 @@ import torch
 from fedstrata.engine.fork_server import fork_server
 from fedstrata.engine.jobs import Job
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.worker_process import Computed, EngineOf, Event, ForkPreparation, call
+from fedstrata.engine.worker_process import Computed, EngineOf, Event, ForkPreparation, call, watch_parent
 from fedstrata.models.state import Model
 from fedstrata.wire.frame import Frame, SharedFrame
+
+
+def one_process() -> ProcessPoolExecutor:
+    """Returns what starts a process with its first work, which ends with this one."""
+    return ProcessPoolExecutor(1, fork_server(), initializer=watch_parent)
 
 
 def _at_once() -> Future[None]:
@@ -92,8 +97,7 @@ class ForkedWorkers:
 
     def start(self) -> ForkedWorker:
         """Starts a process."""
-        context = fork_server()
-        said, saying = context.Pipe(duplex=False)
+        said, saying = fork_server().Pipe(duplex=False)
         preparation = ForkPreparation(
             self.engine_of,
             replace(self.experiment, model=cast("Model", None)),  # not every module can be sent
@@ -103,8 +107,7 @@ class ForkedWorkers:
             self._device(),
             saying,
         )
-        executor = ProcessPoolExecutor(1, context)
-        worker = ForkedWorker(executor, said, preparation, preparation.device, self._alive.remove)
+        worker = ForkedWorker(one_process(), said, preparation, preparation.device, self._alive.remove)
         self._alive.append(worker)
         return worker
 

@@ -76,8 +76,7 @@ class ForkPreparation:
     said: Connection
 
     def place(self) -> "Place":
-        """Makes this process one that computes, until the one that started it ends."""
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+        """Makes this process one that computes."""
         use_processor(self.threads)
         if self.device.type == "cuda":
             device_of(self.experiment.settings)  # which has torch use deterministic kernels in this process
@@ -200,8 +199,12 @@ def answer(model: ScoredModel, batch: Sequence[Any]) -> Sequence[Any]:
     return _place.engine.predict(batch)
 
 
+def watch_parent() -> None:
+    """Has this process end with the one that started it, however that ends, be it before any work came."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
 def _end_with_parent() -> None:
-    """Ends this process with the one that started it, however that ends."""
     if (parent := parent_process()) is not None:
         parent.join()
         os._exit(1)
