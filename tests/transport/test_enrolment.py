@@ -150,6 +150,32 @@ def test_a_session_ends_with_the_token_that_it_began_with(federation: Federation
         assert hub.receive(0.0) is None
 
 
+def test_the_file_of_another_federation_lets_nobody_go(
+    federation: Federation, closing: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copied to the wrong server it would end the run; it is told once, and who is revoked then still is."""
+    hub, address = served(federation, closing)
+    other = Federation.create(tmp_path / "other", COMMON, COMMON.server, ["west"], archive=False)
+    sites, tokens = federation.folder / "sites", federation.folder / "server" / "tokens"
+    with member(address, sites / "north", "north"), member(address, sites / "south", "south"):
+        hub.wait_for(SITES, 30)
+        own = tokens.rename(tmp_path / "own")
+        (other.folder / "server" / "tokens").rename(tokens)
+        assert [hub.receive(0.0) for _ in range(3)] == [None, None, None]
+        assert set(hub.present) == set(SITES)
+        (told,) = [each.message for each in caplog.records if each.levelname == "ERROR"]
+        assert told.endswith("tokens: it is of other sites alone (expected one of north, south)")
+        own.rename(tokens)
+        federation.revoke("north")
+        arrival = hub.receive(30)
+        assert arrival is not None
+        assert str(arrival.lost) == "client 'north' is revoked"
+        federation.revoke("south")  # the file is of nobody now, and means it
+        arrival = hub.receive(30)
+        assert arrival is not None
+        assert str(arrival.lost) == "client 'south' is revoked"
+
+
 def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation, closing: ExitStack) -> None:
     """What is the site's own stays; the old token ends, also with the new certificate."""
     _, address = served(federation, closing)
