@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
+from fedstrata.core.files import is_somebodys_turn
 from fedstrata.core.settings.kit import FederationSettings
 from fedstrata.transport.agreement import Agreement
 from fedstrata.transport.authority import Authority
@@ -251,6 +252,24 @@ def test_who_was_revoked_may_be_let_in_again_with_another_token(federation: Fede
     for site in SITES:
         federation.revoke(site)
     assert Tokens.read(federation.folder / "server" / "tokens").clients == ()
+
+
+def test_who_changes_who_may_join_takes_turns(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two at once the second would write back the tokens that the first has ended."""
+    write, turns = Federation._write_tokens, list[bool]()
+
+    def writes(own: Federation, tokens: Mapping[str, str]) -> None:
+        turns.append(is_somebodys_turn(own.folder / ".lock"))
+        write(own, tokens)
+
+    monkeypatch.setattr(Federation, "_write_tokens", writes)
+    federation.add("west", archive=False)
+    federation.renew("north", archive=False)
+    federation.revoke("south")
+    assert turns == [True, True, True]
+    assert not is_somebodys_turn(federation.folder / ".lock")
 
 
 def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
