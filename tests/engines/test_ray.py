@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import Future, wait
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
+import torch
 from private_client import PRIVATE
 from support import TINY, RunTiny, assert_same_tensors, executed
 
-from fedstrata.core.errors import ConfigurationError
+from fedstrata.client.folder_copy import Changes
+from fedstrata.client.store import client_folder
+from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
+from fedstrata.engine.jobs import Job
 from fedstrata.engine.run_folder import open_run
+from fedstrata.engine.worker_process import Place, begin
 
 pytestmark = pytest.mark.engines
 
@@ -42,6 +52,83 @@ def test_a_cluster_that_nobody_has_named_is_on_loopback_and_ends_with_the_run() 
     """In a process of its own: the cluster of the other tests is that of this one."""
     done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_job_that_fails_leaves_nothing_of_a_client_at_the_actor(tmp_path: Path, ray_nodes: object) -> None:
+    """Else its next one there would begin with what no run directory has."""
+    import ray
+
+    from fedstrata.engine.ray_actor import RayActor
+    from fedstrata.engine.ray_workers import RayWorker
+
+    class Actor(RayActor):
+        """Computes without a model; what it computes knows where the client's folder is."""
+
+        def compute(
+            self, compute: Any, arguments: tuple[Any, ...], client: str | None, sent: Changes
+        ) -> tuple[Any, Changes]:
+            begin(Place(cast("Any", None), torch.device("cpu"), []))
+            return super().compute(compute, (client_folder(self._own, str(client)),), client, sent)
+
+    def listed(folder: Path) -> list[str]:
+        return sorted(path.name for path in folder.iterdir())
+
+    def fails(folder: Path) -> None:
+        (folder / "half").touch()
+        (folder / "state").write_bytes(b"half")
+        raise TrainingError("it fails")
+
+    def content(folder: Path) -> bytes:
+        return (folder / "state").read_bytes()
+
+    worker = RayWorker(ray.remote(num_cpus=1)(Actor).remote(), Future(), tmp_path, lambda job: None)
+    worker.started.set_result(None)
+
+    def come_of(compute: Callable[[Path], Any]) -> Any:
+        job = Job(compute, (), "north")
+        future = worker.submit(job)
+        wait([future])
+        return worker.take(job, future)[0]
+
+    client_folder(tmp_path, "north").mkdir(parents=True)
+    (client_folder(tmp_path, "north") / "state").write_bytes(b"whole")
+    assert come_of(listed) == ["state"]
+    with pytest.raises(TrainingError, match="it fails"):
+        come_of(fails)
+    assert (come_of(listed), come_of(content)) == (["state"], b"whole")
+    worker.kill()
+
+
+def test_folders_of_actors_are_removed_once_nobody_holds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two runs that begin at the same time neither takes the other's, which is not held yet."""
+    pytest.importorskip("ray")
+    from fedstrata.engine import ray_actor
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = tmp_path / "fedstrata-worker-killed"
+    left.mkdir()
+    (left / ".lock").touch()
+    lock = fcntl.flock
+
+    def locked(file: Any, how: int) -> None:
+        """Another actor begins just before this one has its lock."""
+        monkeypatch.setattr(fcntl, "flock", lock)
+        ray_actor._remove_what_killed_actors_left()
+        lock(file, how)
+
+    ray_actor._remove_what_killed_actors_left()
+    assert not left.exists()
+    mask = os.umask(0o077)
+    try:
+        monkeypatch.setattr(fcntl, "flock", locked)
+        actor = ray_actor.RayActor()
+    finally:
+        os.umask(mask)
+    assert actor._own.is_dir()
+    ray_actor._remove_what_killed_actors_left()
+    assert actor._own.is_dir()
 
 
 @pytest.mark.slow

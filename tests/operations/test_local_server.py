@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
@@ -89,6 +90,38 @@ def test_a_page_that_fails_says_nothing_of_why(
         connection.sendall(b"\0\xff no HTTP\r\n\r\n")
         connection.recv(1)
     assert capfd.readouterr().err == ""
+
+
+@pytest.fixture
+def begun(server: LocalServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], socket.socket]]:
+    """Returns connections on which a request has begun and does not end; none is silent for too long."""
+    monkeypatch.setattr("fedstrata.operations.local_server._Handler.timeout", 3600.0)
+    place = ("127.0.0.1", int(server.place.rpartition(":")[2]))
+    with ExitStack() as stack:
+
+        def begin() -> socket.socket:
+            connection = stack.enter_context(socket.create_connection(place, timeout=20))
+            connection.sendall(b"GET /open HTTP/1.0\r\nA: ")
+            return connection
+
+        yield begin
+
+
+def test_who_holds_connections_keeps_nobody_out(
+    server: LocalServer, begun: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And costs no thread for each: the oldest are ended."""
+    monkeypatch.setattr("fedstrata.operations.local_server._MOST", 2)
+    held = [begun() for _ in range(3)]
+    assert held[0].recv(1) == b""
+    assert ask(f"http://{server.place}/open").text == "for all"
+
+
+def test_a_request_that_does_not_end_is_ended(
+    begun: Callable[[], socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstrata.operations.local_server._LONGEST", 0.0)
+    assert begun().recv(1) == b""
 
 
 def test_an_address_that_others_could_reach_is_refused() -> None:

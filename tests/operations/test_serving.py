@@ -19,6 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from support import Call
 
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.files import taking_turns
 from fedstrata.core.types import Message
 from fedstrata.operations.local_server import JSON_TEXT, Answer, LocalServer
 from fedstrata.operations.metrics import families, require_metrics
@@ -206,12 +207,22 @@ def test_a_damaged_address_is_no_server(folder: Path, text: bytes) -> None:
     assert picture_of(folder)["server"] == "not running"
 
 
-def test_another_program_at_the_port_of_a_killed_server_is_no_server(folder: Path) -> None:
-    routes = {"status": lambda headers: Answer(b'{"server": "running"}', JSON_TEXT)}
-    with LocalServer("127.0.0.1:0", routes, setting="--port") as other:
+def test_another_program_at_the_port_of_a_killed_server_is_not_asked(folder: Path) -> None:
+    """Nor told the token; a server that is there holds the file with its address."""
+    asked: list[str] = []
+
+    def status(headers: Mapping[str, str]) -> Answer:
+        asked.append("status")
+        return Answer(b'{"server": "running"}', JSON_TEXT)
+
+    with LocalServer("127.0.0.1:0", {"status": status}, setting="--port") as other:
         (folder / "operations.json").write_text(json.dumps({"url": other.url}))
         (folder / "operations.json").chmod(0o600)
         assert picture_of(folder)["server"] == "not running"
+        assert not asked
+        with taking_turns(folder / "operations.json"):  # as a server of another version would
+            assert picture_of(folder)["server"] == "not running"
+        assert asked == ["status"]
 
 
 def test_an_address_elsewhere_is_not_asked(folder: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -50,8 +52,9 @@ def test_tokens_that_cannot_be_read_change_nothing_until_they_can(
     tokens.write_text("north one\nsouth two\n")
     tokens.chmod(0o600)
     known = Tokens.read(tokens)
-    tokens.write_text("")
-    assert known.clients == ("north", "south")
+    for nothing in ("", "\n"):
+        tokens.write_text(nothing)
+        assert known.clients == ("north", "south")
     tokens.write_text("no token\nin\nthis\n")
     assert known.clients == ("north", "south")
     tokens.write_text("south two\n")
@@ -64,6 +67,27 @@ def test_tokens_that_cannot_be_read_change_nothing_until_they_can(
     tokens.chmod(0o600)
     assert known.clients == ("south",)
     assert not known.accept("north", "one")
+
+
+def test_a_file_that_a_disk_fails_to_give_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else who was revoked in it would stay until it is written once more."""
+    tokens = tmp_path / "tokens"
+    tokens.write_text("north one\nsouth two\n")
+    tokens.chmod(0o600)
+    known = Tokens.read(tokens)
+    tokens.write_text("south two\n")
+
+    def fail(path: Path) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Path, "read_bytes", fail)
+        assert [known.clients, known.clients] == [("north", "south")] * 2
+    assert known.clients == ("south",)
+    (told,) = caplog.messages
+    assert "Input/output error" in told
 
 
 @pytest.mark.parametrize("content", [b"", b"one\ntwo\n", "pass\u00e9".encode(), bytes(range(128, 160))])

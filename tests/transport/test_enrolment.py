@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
+from fedstrata.core.files import is_somebodys_turn
 from fedstrata.core.settings.kit import FederationSettings
 from fedstrata.transport.agreement import Agreement
 from fedstrata.transport.authority import Authority
@@ -150,6 +151,32 @@ def test_a_session_ends_with_the_token_that_it_began_with(federation: Federation
         assert hub.receive(0.0) is None
 
 
+def test_the_file_of_another_federation_lets_nobody_go(
+    federation: Federation, closing: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Copied to the wrong server it would end the run; it is told once, and who is revoked then still is."""
+    hub, address = served(federation, closing)
+    other = Federation.create(tmp_path / "other", COMMON, COMMON.server, ["west"], archive=False)
+    sites, tokens = federation.folder / "sites", federation.folder / "server" / "tokens"
+    with member(address, sites / "north", "north"), member(address, sites / "south", "south"):
+        hub.wait_for(SITES, 30)
+        own = tokens.rename(tmp_path / "own")
+        (other.folder / "server" / "tokens").rename(tokens)
+        assert [hub.receive(0.0) for _ in range(3)] == [None, None, None]
+        assert set(hub.present) == set(SITES)
+        (told,) = [each.message for each in caplog.records if each.levelname == "ERROR"]
+        assert told.endswith("tokens: it is of other sites alone (expected one of north, south)")
+        own.rename(tokens)
+        federation.revoke("north")
+        arrival = hub.receive(30)
+        assert arrival is not None
+        assert str(arrival.lost) == "client 'north' is revoked"
+        federation.revoke("south")  # the file is of nobody now, and means it
+        arrival = hub.receive(30)
+        assert arrival is not None
+        assert str(arrival.lost) == "client 'south' is revoked"
+
+
 def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation, closing: ExitStack) -> None:
     """What is the site's own stays; the old token ends, also with the new certificate."""
     _, address = served(federation, closing)
@@ -225,6 +252,24 @@ def test_who_was_revoked_may_be_let_in_again_with_another_token(federation: Fede
     for site in SITES:
         federation.revoke(site)
     assert Tokens.read(federation.folder / "server" / "tokens").clients == ()
+
+
+def test_who_changes_who_may_join_takes_turns(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two at once the second would write back the tokens that the first has ended."""
+    write, turns = Federation._write_tokens, list[bool]()
+
+    def writes(own: Federation, tokens: Mapping[str, str]) -> None:
+        turns.append(is_somebodys_turn(own.folder / ".lock"))
+        write(own, tokens)
+
+    monkeypatch.setattr(Federation, "_write_tokens", writes)
+    federation.add("west", archive=False)
+    federation.renew("north", archive=False)
+    federation.revoke("south")
+    assert turns == [True, True, True]
+    assert not is_somebodys_turn(federation.folder / ".lock")
 
 
 def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:

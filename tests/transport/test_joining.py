@@ -309,6 +309,17 @@ def test_a_certificate_that_nobody_trusts_does_not_connect(
     assert server.present == ()
 
 
+def test_where_nobody_listens_certificates_are_not_spoken_of(authority: trustme.CA, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"localhost:{taken.getsockname()[1]}"
+    own: dict[str, Any] = {"certificates": certificates(authority, tmp_path, "north", authority)}
+    member = GrpcMembership(
+        address, "north", AGREED, timing=replace(TIMING, reconnect=0.5), token="secret", **own
+    )
+    with pytest.raises(LineError, match=r"cannot be reached for 0\.5 s: nobody listens there$"), member:
+        pass
+
+
 def test_who_speaks_plain_text_with_a_server_of_tls_is_told_of_it(
     hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path
 ) -> None:

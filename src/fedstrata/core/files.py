@@ -146,6 +146,18 @@ def taking_turns(lock: Path) -> Iterator[None]:
         yield
 
 
+def is_somebodys_turn(lock: Path) -> bool:
+    """Whether a process is in a block of `taking_turns`; it is in none once it has ended, however it did."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        pass
+    return False
+
+
 def hash_of(path: Path) -> str:
     """Returns the SHA-256 of a file, as hexadecimal digits."""
     with path.open("rb") as file:

@@ -113,9 +113,10 @@ class RayActor:
     def __init__(self) -> None:
         os.umask(0o077)  # what clients keep is nobody else's
         _remove_what_killed_actors_left()
-        self._own = Path(tempfile.mkdtemp(prefix=_PREFIX))
-        self._lock = (self._own / _LOCK).open("w")
+        made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}"))
+        self._lock = (made / _LOCK).open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._own = made.rename(made.with_name(made.name[1:]))  # others see it once it is held
 
     def prepare(self, preparation: RayPreparation) -> None:
         """Loads what it computes with."""
@@ -138,7 +139,11 @@ class RayActor:
         folder = client_folder(self._own, client)
         apply(sent, folder, _UNCHANGED, durable=False)
         before = {name: (*version[:2], _UNCHANGED) for name, version in listing(folder).items()}
-        done = computed(compute, arguments)
+        try:
+            done = computed(compute, arguments)
+        except BaseException:  # what it has left there is in no run directory
+            apply(Changes({}, tuple(listing(folder))), folder, _UNCHANGED, durable=False)
+            raise
         made = changes(folder, before)
         for name in made.written:
             os.utime(folder / name, ns=(_UNCHANGED, _UNCHANGED))

@@ -79,6 +79,8 @@ class RayWorker:
     def take(self, job: Job, future: Future[Any]) -> Computed:
         """Returns what came of a job, and has the client's folder as the job has left it."""
         self._under_way = None
+        if job.client is not None:
+            self._known.pop(job.client, None)  # until it is: of a job that fails the actor keeps nothing
         try:
             done, made = _came_of(future)
         except BrokenExecutor:

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
-from fedstrata.core.files import hold, require_secret, write_atomically
+from fedstrata.core.files import is_somebodys_turn, require_secret, write_atomically
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.engine.run_folder import HANDOVER, write_settings
@@ -113,11 +113,4 @@ def last_submission(folder: Path) -> int:
 
 def is_at_work(folder: Path) -> bool:
     """Whether a controller is at work on a run, however it was submitted and whatever is said of its job."""
-    try:
-        with (folder / HANDOVER / AT_WORK).open("r+b") as file:
-            hold(file, "")
-    except FileNotFoundError:
-        return False
-    except ConfigurationError:
-        return True
-    return False
+    return is_somebodys_turn(folder / HANDOVER / AT_WORK)

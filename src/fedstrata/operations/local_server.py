@@ -11,10 +11,12 @@ import secrets
 import socket
 import socketserver
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
+from time import monotonic
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -24,6 +26,10 @@ from fedstrata.transport.credentials import is_loopback, require_safe
 _logger = logging.getLogger(__name__)
 _SILENT = 10.0
 """Seconds for which a connection may be silent."""
+_LONGEST = 30.0
+"""Seconds for which there may be a connection, whatever is sent on it."""
+_MOST = 64
+"""Connections that there may be at a time."""
 _CHECK = 0.1
 """Seconds that it takes at most to end."""
 _HEADERS = {
@@ -142,12 +148,36 @@ class _Server(ThreadingHTTPServer):
         self, family: socket.AddressFamily, place: tuple[str, int], handler: type[BaseHTTPRequestHandler]
     ) -> None:
         self.address_family = family
+        self._begun: dict[Any, float] = {}  # when each connection was, oldest first
         super().__init__(place, handler)
 
     def server_bind(self) -> None:
         """Takes the address, and asks no name server what this machine is called."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Takes a connection; the oldest ones end that are too many, so that none keeps others out."""
+        self._begun[request] = monotonic()
+        for oldest in list(self._begun)[:-_MOST]:
+            self._end(oldest)
+        super().process_request(request, client_address)
+
+    def service_actions(self) -> None:
+        """Ends connections that have been there for too long."""
+        for request, begun in list(self._begun.items()):
+            if monotonic() - begun >= _LONGEST:
+                self._end(request)
+
+    def _end(self, request: Any) -> None:
+        self._begun.pop(request, None)
+        with suppress(OSError):  # it has just ended by itself
+            request.shutdown(socket.SHUT_RDWR)  # of which its thread hears, and closes it
+
+    def shutdown_request(self, request: Any) -> None:
+        """Closes a connection."""
+        self._begun.pop(request, None)
+        super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Says nothing of a connection that has ended before its answer."""

@@ -12,7 +12,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
-from fedstrata.core.files import secret_bytes, write_atomically
+from fedstrata.core.files import is_somebodys_turn, secret_bytes, taking_turns, write_atomically
 from fedstrata.operations.local_server import JSON_TEXT, Answer, LocalServer
 from fedstrata.operations.metrics import metrics_of, require_metrics
 from fedstrata.operations.standing import ENDS, FINISHED, Standing
@@ -81,6 +81,7 @@ class Operations:
         self._stack.callback(self._file.unlink, missing_ok=True)
         # In place of what a killed server has left: no other is at work on this run.
         write_atomically(self._file, [json.dumps(where).encode()], durable=False, mode=0o600)
+        self._stack.enter_context(taking_turns(self._file))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,6 +132,8 @@ def _asked(file: Path) -> dict[str, Any] | None:
     try:
         there = urlsplit(str(json.loads(secret_bytes(file))["url"]))
         require_safe(there.netloc, insecure=True, setting=str(file))
+        if not is_somebodys_turn(file):  # whoever has a killed server's port now is told no token
+            return None
         connection = http.client.HTTPConnection(there.netloc, timeout=_PATIENCE)  # past any proxy
         try:
             connection.request("GET", f"{there.path}status")

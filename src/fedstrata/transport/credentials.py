@@ -111,8 +111,9 @@ class Tokens:
     """
 
     def __init__(self, tokens: Mapping[str, str], path: Path | None = None) -> None:
-        self._path, self._seen = path, _mark_of(path)
-        self._hashes, self._lock = _hashes(tokens), Lock()
+        self._path, self._hashes, self._lock = path, _hashes(tokens), Lock()
+        self._seen: tuple[int, ...] | None = None  # the file may be another by now than that of the tokens
+        self._wrong = ""
 
     @classmethod
     def read(cls, path: Path) -> Tokens:
@@ -150,16 +151,24 @@ class Tokens:
         return _hash(token)
 
     def _follow(self) -> None:
-        """Reads the file anew if there is another; one that cannot be read leaves all as it was."""
+        """Reads the file anew if there is another; one that cannot be followed leaves all as it was.
+
+        It is read again until it can, since a disk may fail for a moment.
+        """
         with self._lock:  # or a slow reader would put back what a faster one has found to be of before
             mark = _mark_of(self._path)
             if self._path is None or mark == self._seen:
                 return
-            self._seen = mark
             try:
-                self._hashes = _hashes(read_tokens(self._path))
+                tokens = read_tokens(self._path)
+                if self._hashes and tokens and not tokens.keys() & self._hashes.keys():
+                    sites = f"one of {', '.join(sorted(self._hashes))}"
+                    raise DataError(self._path, "it is of other sites alone", expected=sites)
+                self._hashes, self._seen, self._wrong = _hashes(tokens), mark, ""
             except (FedstrataError, OSError) as error:
-                _logger.warning("who may join stays as it was: %s", error)
+                if str(error) != self._wrong:
+                    self._wrong = str(error)
+                    _logger.error("who may join stays as it was: %s", error)
 
 
 def read_tokens(path: Path) -> dict[str, str]:
@@ -170,7 +179,7 @@ def read_tokens(path: Path) -> dict[str, str]:
         DataError: A line is not of this form, a client is there twice, or there is nothing in it at all.
     """
     tokens: dict[str, str] = {}
-    if not (text := _secret_text(path, "--tokens")):  # as a file is that is being copied
+    if not (text := _secret_text(path, "--tokens")).strip():  # as a file is that is being copied
         raise DataError(path, "it is empty", expected="CLIENT TOKEN")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):

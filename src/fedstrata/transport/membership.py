@@ -30,8 +30,12 @@ _GOODBYE = 5.0
 def not_yet(address: str, timing: Timing, details: str, hint: str) -> str:
     """Says why a first attempt has failed: a wrong port or certificate will not get better."""
     limit = f"trying again for {timing.reconnect:g} s"
-    why = "nobody listens there" if details.endswith("Connection refused") else f"{details}{hint}"
-    return f"the server at {address} cannot be reached yet, {limit}: {why}"
+    return f"the server at {address} cannot be reached yet, {limit}: {cause_of(details, hint)}"
+
+
+def cause_of(details: str, hint: str) -> str:
+    """Says why there is no connection; what else may be wrong has no place where nobody listens."""
+    return "nobody listens there" if details.endswith("Connection refused") else f"{details}{hint}"
 
 
 class Membership(ABC):
@@ -171,8 +175,8 @@ class Membership(ABC):
         """
         since = self._link.down_since
         if since is not None and time.monotonic() - since >= self.timing.reconnect:
-            told = f"the server cannot be reached for {self.timing.reconnect:g} s: {details}"
-            raise LineError(told + self._hint)
+            why = cause_of(details, self._hint)
+            raise LineError(f"the server cannot be reached for {self.timing.reconnect:g} s: {why}")
         if not self._session and not self._warned:
             self._warned = True
             self._warn(not_yet(self._address, self.timing, details, self._hint))

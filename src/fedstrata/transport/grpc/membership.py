@@ -14,7 +14,7 @@ from fedstrata.core.types import JSON, Message
 from fedstrata.transport.agreement import Agreement
 from fedstrata.transport.credentials import Certificates, require_safe
 from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS
-from fedstrata.transport.membership import Membership, not_yet
+from fedstrata.transport.membership import Membership, cause_of, not_yet
 from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions, require_same_versions
 from fedstrata.wire import frame
@@ -81,9 +81,8 @@ def settings_of(
                 if waits or code != grpc.StatusCode.UNAVAILABLE:
                     break
                 warn(not_yet(address, timing, details, hint))
-    raise LineError(
-        f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {cause}{hint}"
-    )
+    why = cause_of(cause, hint)
+    raise LineError(f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {why}")
 
 
 def _channel(address: str, certificates: Certificates | None, options: list[tuple[str, int]]) -> grpc.Channel:
