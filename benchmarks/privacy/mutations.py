@@ -2,7 +2,7 @@
 
     python benchmarks/privacy/mutations.py
 
-Copies `src/` and `tests/` into a temporary folder, makes one mistake at a time there, each a replacement of
+Copies `src/`, `tests/` and `benchmarks/` into a temporary folder, makes one mistake at a time there, each a replacement of
 exact text, and runs the few tests that must go red. A mistake that they notice is killed; tests that do not
 end in time, or cannot be collected, notice nothing. First all of these tests are run without any mistake, and
 have to pass. A mutant whose text is not there exactly once ends the script, so that none is left behind when
@@ -418,7 +418,7 @@ def apply(mutant: Mutant, root: Path) -> None:
 
 def copied(into: Path) -> Path:
     """Copies what the tests need."""
-    for folder in ("src", "tests"):
+    for folder in ("src", "tests", "benchmarks"):
         shutil.copytree(REPOSITORY / folder, into / folder, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(REPOSITORY / "pyproject.toml", into)
     return into
