@@ -3,7 +3,7 @@
     python benchmarks/privacy/mutations.py
 
 Copies `src/`, `tests/` and `benchmarks/` into a temporary folder, makes one mistake at a time there, each a
-replacement of exact text, and runs the few tests that must go red. A mistake that they notice is killed; tests
+replacement of exact text, and runs the few tests that must go red. A mistake that they see is killed; tests
 that do not end in time, or cannot be collected, notice nothing. First all of these tests are run without any
 mistake, and have to pass. A mutant whose text is not there exactly once ends the script, so that none is left
 behind when the code changes. Last line: one JSON object; the status is 1 unless all were killed.
