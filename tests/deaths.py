@@ -83,8 +83,8 @@ def serve(address: str, folder: Path, moment: str, *overrides: str) -> None:
     """
     from remote_run import LARGEST, PATIENT
 
-    from fedstrata.engine.agreeing import Agreements
-    from fedstrata.engine.remote import RemoteEngine
+    from fedstrata.engine.remote.agreeing import Agreements
+    from fedstrata.engine.remote.engine import RemoteEngine
     from fedstrata.transport.grpc.hub import GrpcHub
 
     name, _, call = moment.partition(":")

@@ -99,7 +99,7 @@ DELIVERED: dict[str, Callable[[Update], Update]] = {
 def misdeliver(behaviour: str) -> None:
     """Changes what a client does when its turn is over."""
     from fedstrata.core.errors import LineError
-    from fedstrata.engine.site_scoring import SiteScoring
+    from fedstrata.engine.remote.site_scoring import SiteScoring
     from fedstrata.transport.header import Kind
     from fedstrata.transport.membership import Membership
     from fedstrata.wire import frame
@@ -128,8 +128,8 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     if behaviour.startswith("dies before "):
         live(behaviour.removeprefix("dies before ").split(", "))
         behaviour = "good"
-    from fedstrata.engine.joining import RemoteClient
     from fedstrata.engine.prepare import prepare_client
+    from fedstrata.engine.remote.joining import RemoteClient
     from fedstrata.transport.grpc.membership import GrpcMembership
     from fedstrata.transport.timing import Timing
 
@@ -179,8 +179,8 @@ def answer_prompts(
 ) -> None:
     """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
     from fedstrata.data.readers import read_prompts
-    from fedstrata.engine.generating import Generating
     from fedstrata.engine.prepare import prepare_prompts
+    from fedstrata.engine.remote.generating import Generating
     from fedstrata.transport.grpc.membership import GrpcMembership
 
     experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)

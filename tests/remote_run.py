@@ -19,11 +19,11 @@ from support import REPOSITORY, TINY, Finished, finished
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message, State
-from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare_server
-from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.remote.agreeing import Agreements
+from fedstrata.engine.remote.engine import RemoteEngine
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import SETTINGS, write_settings
 from fedstrata.privacy.federation_lock import write_lock

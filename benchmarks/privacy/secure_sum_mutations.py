@@ -330,7 +330,13 @@ MUTANTS = [
     ),
     Mutant(
         "scores are told in the clear as well",
-        [("engine/site_scoring.py", "self.tells and masked == private.secure_aggregation", "self.tells")],
+        [
+            (
+                "engine/remote/site_scoring.py",
+                "self.tells and masked == private.secure_aggregation",
+                "self.tells",
+            )
+        ],
         [OF_SITES],
     ),
     Mutant(

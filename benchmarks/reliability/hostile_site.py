@@ -23,8 +23,8 @@ from fedstrata.cli.main import app
 from fedstrata.client.secure_turns import SecureTurns
 from fedstrata.client.turn import Workplace
 from fedstrata.core.types import Message, Update
-from fedstrata.engine.joining import RemoteClient
-from fedstrata.engine.site_scoring import SiteScoring
+from fedstrata.engine.remote.joining import RemoteClient
+from fedstrata.engine.remote.site_scoring import SiteScoring
 from fedstrata.privacy.secure_sum import client, shares
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.transport.credentials import Certificates, read_token

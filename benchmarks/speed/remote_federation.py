@@ -19,12 +19,12 @@ from split_line import random_decoder
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
-from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare
-from fedstrata.engine.remote import RemoteEngine
-from fedstrata.engine.shared_settings import shared_settings
+from fedstrata.engine.remote.agreeing import Agreements
+from fedstrata.engine.remote.engine import RemoteEngine
+from fedstrata.engine.remote.shared_settings import shared_settings
 from fedstrata.methods.fl_llama import FLLLaMA
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.timing import Timing

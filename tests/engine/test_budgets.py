@@ -22,8 +22,8 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, read_source
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare, prepare_server
+from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.shared_settings import shared_settings, with_shared
 from fedstrata.planning.plan import make_plan
 from fedstrata.privacy.budgets.accounts import Account
 from fedstrata.privacy.budgets.budget import read_budget

@@ -20,7 +20,7 @@ from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare_client, prepare_server
-from fedstrata.engine.shared_settings import shared_settings, with_shared
+from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
 from fedstrata.engine.sites import fingerprint
 from fedstrata.tasks import TASKS
 

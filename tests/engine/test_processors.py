@@ -16,9 +16,9 @@ from support import TINY
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine import processors, ray_cluster
-from fedstrata.engine.forked_workers import ForkedWorkers
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.processors import idle_workers, workers_of
+from fedstrata.engine.workers.forked_workers import ForkedWorkers
 
 NONE: Any = None
 Auto = Callable[..., int]

@@ -21,8 +21,8 @@ from fedstrata.core.handlers import INPUT
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.engine.cohort import RoundCohort
-from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client
+from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.engine.secure_mean import FOLDER, SecureAggregation
 from fedstrata.engine.simulated_identities import files_of, simulated_identities
 from fedstrata.privacy.budgets.pseudonyms import PseudonymKey

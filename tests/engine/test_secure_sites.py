@@ -12,8 +12,8 @@ from fedstrata.core.errors import ConfigurationError, FrameError
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client, prepare_server
+from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.engine.simulated_identities import files_of, simulated_identities
 from fedstrata.privacy.identity import Identity
 from fedstrata.wire import frame

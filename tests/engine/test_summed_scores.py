@@ -19,11 +19,11 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, State, Update
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-from fedstrata.engine.agreeing import info_of
-from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client, prepare_server
 from fedstrata.engine.protocol import Turns
-from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.remote.agreeing import info_of
+from fedstrata.engine.remote.engine import RemoteEngine
+from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.engine.secure_mean import SecureAggregation
 from fedstrata.engine.simulated_identities import files_of, simulated_identities
 from fedstrata.wire import frame

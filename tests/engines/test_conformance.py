@@ -22,8 +22,8 @@ from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.remote import RemoteEngine
-from fedstrata.engine.remote_turns import RemoteTurns
+from fedstrata.engine.remote.engine import RemoteEngine
+from fedstrata.engine.remote.turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.timing import Timing
@@ -113,7 +113,7 @@ def _nobody_is_left() -> Iterator[None]:
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended, and nobody has asked how
             commands.append(" ".join(child.cmdline()))
-    at_work = [command for command in commands if "fedstrata.engine.workers" not in command]
+    at_work = [command for command in commands if "fedstrata.engine.workers.turns" not in command]
     assert not [command for command in at_work if "forkserver" in command]
 
 

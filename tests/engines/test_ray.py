@@ -20,9 +20,9 @@ from fedstrata.client.folder_copy import Changes
 from fedstrata.client.store import client_folder
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.jobs import Job
 from fedstrata.engine.run_folder import open_run
-from fedstrata.engine.worker_process import Place, begin
+from fedstrata.engine.workers.jobs import Job
+from fedstrata.engine.workers.process import Place, begin
 
 pytestmark = pytest.mark.engines
 
@@ -58,8 +58,8 @@ def test_a_job_that_fails_leaves_nothing_of_a_client_at_the_actor(tmp_path: Path
     """Else its next one there would begin with what no run directory has."""
     import ray
 
-    from fedstrata.engine.ray_actor import RayActor
-    from fedstrata.engine.ray_workers import RayWorker
+    from fedstrata.engine.workers.ray_actor import RayActor
+    from fedstrata.engine.workers.ray_workers import RayWorker
 
     class Actor(RayActor):
         """Computes without a model; what it computes knows where the client's folder is."""
@@ -104,7 +104,7 @@ def test_folders_of_actors_are_removed_once_nobody_holds_them(
 ) -> None:
     """Of two runs that begin at the same time neither takes the other's, which is not held yet."""
     pytest.importorskip("ray")
-    from fedstrata.engine import ray_actor
+    from fedstrata.engine.workers import ray_actor
 
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left = tmp_path / "fedstrata-worker-killed"

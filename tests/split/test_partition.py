@@ -218,8 +218,8 @@ from fedstrata.core.cut import Cut
 from fedstrata.split import divide
 # as the two commands begin: imported before the processes part
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.agreeing import Agreements
-from fedstrata.engine.joining import RemoteClient
+from fedstrata.engine.remote.agreeing import Agreements
+from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client, prepare_server
 
 def peak():

@@ -12,9 +12,9 @@ from support import TINY
 
 from fedstrata.core.errors import ConfigurationError, RefusedError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.agreeing import Agreements
-from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import Experiment, prepare_client, prepare_server
+from fedstrata.engine.remote.agreeing import Agreements
+from fedstrata.engine.remote.joining import RemoteClient
 
 EMBEDDING, LOWEST = "model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight"
 CLIENTS = ("site-1", "site-2")

@@ -22,11 +22,11 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON
-from fedstrata.engine import answering
-from fedstrata.engine.answering import Answers
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.generating import Generating
 from fedstrata.engine.prepare import prepare, prepare_client, prepare_prompts
+from fedstrata.engine.remote import answering
+from fedstrata.engine.remote.answering import Answers
+from fedstrata.engine.remote.generating import Generating
 from fedstrata.models.state import Model
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.kvcache import Sessions

@@ -29,7 +29,7 @@ from fedstrata.data.writers import write
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.facts import OTHER
 from fedstrata.engine.prepare import prepare_server
-from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.remote.engine import RemoteEngine
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import write_settings
 from fedstrata.record.history import read_history

@@ -18,8 +18,8 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from fedstrata.core.settings.source import Source
     from fedstrata.core.types import JSON
-    from fedstrata.engine.agreeing import Agreements
-    from fedstrata.engine.serving import Serving
+    from fedstrata.engine.remote.agreeing import Agreements
+    from fedstrata.engine.remote.serving import Serving
     from fedstrata.transport.credentials import Certificates, Tokens
     from fedstrata.transport.grpc.hub import GrpcHub
     from fedstrata.transport.grpc.membership import GrpcMembership
@@ -192,7 +192,7 @@ class ServerLine(Line):
 
     def serving(self, clients: tuple[str, ...], patience: float) -> Serving:
         """Returns how a run is served to clients."""
-        from fedstrata.engine.serving import Serving  # noqa: PLC0415 - heavy
+        from fedstrata.engine.remote.serving import Serving  # noqa: PLC0415 - heavy
 
         cache_bytes = int(self.cache_megabytes * 2**20)
         return Serving(clients, cache_bytes, self.megabytes * 2**20, patience)

@@ -12,7 +12,7 @@ from fedstrata.cli import log
 from fedstrata.cli.log import LogJson
 from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.engine.fork_server import end_fork_server, fork_server
+from fedstrata.engine.workers.fork_server import end_fork_server, fork_server
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""

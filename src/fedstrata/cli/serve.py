@@ -29,7 +29,7 @@ from fedstrata.core.errors import ConfigurationError, Problem
 if TYPE_CHECKING:
     from fedstrata.cli.display import Display
     from fedstrata.core.settings.source import Source
-    from fedstrata.engine.remote import RemoteEngine
+    from fedstrata.engine.remote.engine import RemoteEngine
     from fedstrata.engine.run import Run
     from fedstrata.operations.serving import Operations
     from fedstrata.transport.grpc.hub import GrpcHub
@@ -83,8 +83,8 @@ def serve(
     --key server.key --authority clients.pem
     """
     from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
+    from fedstrata.engine.remote.serving import open_service  # noqa: PLC0415
     from fedstrata.engine.run_folder import has_begun, has_ended, require_free_folder  # noqa: PLC0415
-    from fedstrata.engine.serving import open_service  # noqa: PLC0415
     from fedstrata.operations.serving import Operations, require_operations  # noqa: PLC0415
     from fedstrata.operations.standing import Standing  # noqa: PLC0415
     from fedstrata.transport.addresses import require_free  # noqa: PLC0415
@@ -163,8 +163,8 @@ def join(
     Example: fedstrata join site.yaml --server 10.0.0.1:7447 --client north --token token
     --certificate north.pem --key north.key --authority server.pem
     """
-    from fedstrata.engine.joining import join_run  # noqa: PLC0415 - heavy
-    from fedstrata.engine.site_policy import PolicyGuard  # noqa: PLC0415
+    from fedstrata.engine.remote.joining import join_run  # noqa: PLC0415 - heavy
+    from fedstrata.engine.remote.site_policy import PolicyGuard  # noqa: PLC0415
     from fedstrata.transport.kit import IDENTITY, LOCK, POLICY  # noqa: PLC0415
 
     log.take_over()
@@ -192,7 +192,7 @@ def join(
 
 def _site(line: lines.ClientLine, arguments: list[str] | None) -> Source:
     """Returns a site's own configuration: of the demo's, which stands where none is named, its documents."""
-    from fedstrata.engine.shared_settings import SHARED  # noqa: PLC0415 - heavy
+    from fedstrata.engine.remote.shared_settings import SHARED  # noqa: PLC0415 - heavy
 
     source, file = line.site_source(arguments)
     if file is None:

@@ -37,7 +37,7 @@ def answer(
     Example: fedstrata split answer runs/first --listen 10.0.0.1:7447 --tokens tokens --certificate server.pem
     --key server.key --authority clients.pem
     """
-    from fedstrata.engine.answering import Answers  # noqa: PLC0415 - heavy
+    from fedstrata.engine.remote.answering import Answers  # noqa: PLC0415 - heavy
 
     guests = line.guests()
     typer.echo("preparing the model ...")
@@ -91,8 +91,8 @@ def generate(
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
     from fedstrata.data.readers import read_prompts  # noqa: PLC0415
     from fedstrata.data.writers import jsonl  # noqa: PLC0415
-    from fedstrata.engine.generating import Generating  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
+    from fedstrata.engine.remote.generating import Generating  # noqa: PLC0415
 
     session_of = line.sessions()
     source, _ = line.site_source(arguments)

@@ -26,14 +26,14 @@ from fedstrata.core.types import ClientInfo, Message, State, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine import budgets
 from fedstrata.engine.conversation import Conversation
-from fedstrata.engine.forked_workers import ForkedWorkers
-from fedstrata.engine.jobs import WorkerSource
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
 from fedstrata.engine.ray_cluster import RAY
 from fedstrata.engine.scoring import Scorer, scores_everywhere
 from fedstrata.engine.sites import fingerprint, sites_of
-from fedstrata.engine.workers import Workers
+from fedstrata.engine.workers.forked_workers import ForkedWorkers
+from fedstrata.engine.workers.jobs import WorkerSource
+from fedstrata.engine.workers.turns import Workers
 from fedstrata.models.state import Model
 from fedstrata.record.log import Listener
 from fedstrata.train.evaluate import Predictor, predict_batch
@@ -88,7 +88,7 @@ class LocalEngine(Engine):
         experiment, folder = self._experiment, self._folder
         if experiment.settings.workers != RAY:
             return ForkedWorkers(experiment, folder, LocalEngine)
-        from fedstrata.engine.ray_workers import RayWorkers  # noqa: PLC0415 - optional
+        from fedstrata.engine.workers.ray_workers import RayWorkers  # noqa: PLC0415 - optional
 
         return RayWorkers(experiment, folder, LocalEngine, self._fingerprint, list(self._site))
 

@@ -15,9 +15,9 @@ from fedstrata.core.errors import ClientsLostError, FedstrataError
 from fedstrata.core.files import taking_turns
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON
-from fedstrata.engine.agreeing import Agreements
+from fedstrata.engine.remote.agreeing import Agreements
+from fedstrata.engine.remote.serving import Serving, open_service
 from fedstrata.engine.run_folder import HANDOVER, SETTINGS, resumable
-from fedstrata.engine.serving import Serving, open_service
 from fedstrata.nvflare.handover import ASKED, AT_WORK, Handover, Outcome, take, tell
 from fedstrata.nvflare.hub import CellHub
 from fedstrata.nvflare.job_cell import JobCell

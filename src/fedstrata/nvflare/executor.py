@@ -14,8 +14,8 @@ from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.joining import RemoteClient, join_run
-from fedstrata.engine.site_policy import PolicyGuard
+from fedstrata.engine.remote.joining import RemoteClient, join_run
+from fedstrata.engine.remote.site_policy import PolicyGuard
 from fedstrata.nvflare.job_cell import JobCell
 from fedstrata.nvflare.membership import CellMembership, settings_of
 from fedstrata.nvflare.site import SiteSettings

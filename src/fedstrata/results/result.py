@@ -14,10 +14,10 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
-from fedstrata.engine.agreeing import Weights
 from fedstrata.engine.check import Checked, check_settings, device_of
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.model import load_model
+from fedstrata.engine.remote.agreeing import Weights
 from fedstrata.engine.run_folder import resumable
 from fedstrata.models.load import load, read_config, read_tokenizer
 from fedstrata.models.state import Model

@@ -18,9 +18,9 @@ from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
 from fedstrata.engine.check import check_settings
-from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import prepare_client
-from fedstrata.engine.site_policy import BEGAN, PolicyGuard
+from fedstrata.engine.remote.joining import RemoteClient
+from fedstrata.engine.remote.site_policy import BEGAN, PolicyGuard
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.wire import frame
 

@@ -16,8 +16,8 @@ from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Message, Plan
-from fedstrata.engine.joining import RemoteClient
 from fedstrata.engine.prepare import Experiment, prepare_client
+from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import GrpcMembership

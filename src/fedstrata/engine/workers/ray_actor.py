@@ -25,7 +25,7 @@ from fedstrata.client.store import client_folder
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.settings.source import Source
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.worker_process import Computed, EngineOf, Event, Place, begin, computed, heard
+from fedstrata.engine.workers.process import Computed, EngineOf, Event, Place, begin, computed, heard
 from fedstrata.wire.frame import Frame
 
 _PREFIX = "fedstrata-worker-"

@@ -15,9 +15,9 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare_client, prepare_server
-from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.remote.engine import RemoteEngine
+from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
 from fedstrata.engine.run_folder import open_served
-from fedstrata.engine.shared_settings import shared_settings, with_shared
 
 SITE = ("data.synthetic.sites=3", "data.synthetic.notes=12", "data.types=[problem, test, treatment, drug]")
 

@@ -15,7 +15,7 @@ from fedstrata.client.store import ClientStore
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.handlers import begins_sum, is_exchange
-from fedstrata.engine.worker_process import Computed, Event, Shared
+from fedstrata.engine.workers.process import Computed, Event, Shared
 from fedstrata.wire.frame import Frame
 
 TRIES = 2

@@ -15,10 +15,10 @@ from typing import Any, cast
 
 import torch
 
-from fedstrata.engine.fork_server import fork_server
-from fedstrata.engine.jobs import Job
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.worker_process import Computed, EngineOf, Event, ForkPreparation, call, watch_parent
+from fedstrata.engine.workers.fork_server import fork_server
+from fedstrata.engine.workers.jobs import Job
+from fedstrata.engine.workers.process import Computed, EngineOf, Event, ForkPreparation, call, watch_parent
 from fedstrata.models.state import Model
 from fedstrata.wire.frame import Frame, SharedFrame
 

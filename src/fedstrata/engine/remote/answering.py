@@ -13,10 +13,10 @@ from torch import Tensor
 from fedstrata.client.failures import describe, is_client_failure, message_of, release_memory
 from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem, RefusedError
 from fedstrata.core.types import Message, State
-from fedstrata.engine.agreeing import ANSWERS, Agreements
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.prepare import prepare_server
+from fedstrata.engine.remote.agreeing import ANSWERS, Agreements
 from fedstrata.engine.run_folder import resumable
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events

@@ -29,9 +29,9 @@ from fedstrata.core.errors import (
 )
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message
-from fedstrata.engine.agreeing import ANSWERS, agreement_of, held
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.remote.agreeing import ANSWERS, agreement_of, held
 from fedstrata.privacy.ledger import Ledger, Turn
 from fedstrata.split.ends import Ends
 from fedstrata.split.inference import RemoteMiddle

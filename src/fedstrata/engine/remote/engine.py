@@ -19,14 +19,14 @@ from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
 from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
-from fedstrata.engine.agreeing import documents_of, info_of, questions_in
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.model import outline
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
-from fedstrata.engine.remote_scoring import gathered, summed
-from fedstrata.engine.remote_turns import (
+from fedstrata.engine.remote.agreeing import documents_of, info_of, questions_in
+from fedstrata.engine.remote.scoring import gathered, summed
+from fedstrata.engine.remote.turns import (
     NobodySpeaks,
     RemoteTurns,
     check_trained,

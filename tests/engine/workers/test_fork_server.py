@@ -11,14 +11,14 @@ import psutil
 import pytest
 from support import TINY, Call, report_nothing
 
-from fedstrata.engine.fork_server import end_fork_server
+from fedstrata.engine.workers.fork_server import end_fork_server
 from fedstrata.record.log import read_events
 
 INTERRUPTED = """
 import os, signal
 from multiprocessing import active_children
 import psutil
-from fedstrata.engine.fork_server import fork_server
+from fedstrata.engine.workers.fork_server import fork_server
 
 signal.signal(signal.SIGINT, lambda *heard: print("heard", flush=True))
 context = fork_server()
@@ -60,7 +60,7 @@ def test_a_run_that_turns_out_to_need_no_other_process_keeps_no_server(
 
 KILLED_BEFORE_ITS_FIRST_TURN = """
 import os
-from fedstrata.engine.forked_workers import one_process
+from fedstrata.engine.workers.forked_workers import one_process
 
 print(one_process().submit(os.getpid).result(), flush=True)
 os.kill(os.getpid(), 9)

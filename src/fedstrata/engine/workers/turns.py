@@ -16,9 +16,9 @@ from typing import Any, TypeVar
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Failed, Order
 from fedstrata.core.types import Message
-from fedstrata.engine.jobs import TRIES, Job, TurnJob, Worker, WorkerLostError, WorkerSource
 from fedstrata.engine.protocol import Turns
-from fedstrata.engine.worker_process import Peaks, ScoredModel, answer, turn
+from fedstrata.engine.workers.jobs import TRIES, Job, TurnJob, Worker, WorkerLostError, WorkerSource
+from fedstrata.engine.workers.process import Peaks, ScoredModel, answer, turn
 from fedstrata.record.log import Listener
 from fedstrata.train.evaluate import Predictor
 from fedstrata.wire import frame

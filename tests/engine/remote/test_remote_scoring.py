@@ -9,7 +9,7 @@ from fedstrata.core.errors import FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, ClientInfo, Update
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.remote_scoring import gathered
+from fedstrata.engine.remote.scoring import gathered
 from fedstrata.engine.sites import sites_of
 from fedstrata.tasks import task_of
 from fedstrata.train.evaluate import answer

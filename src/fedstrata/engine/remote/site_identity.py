@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from fedstrata.client.turn import Workplace
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.site_scoring import SiteScoring
+from fedstrata.engine.remote.site_scoring import SiteScoring
 
 if TYPE_CHECKING:
     from fedstrata.client.secure_turns import SecureTurns

@@ -8,12 +8,12 @@ from typing import TypeVar
 
 from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON
-from fedstrata.engine.agreeing import Agreements
 from fedstrata.engine.prepare import prepare_server
-from fedstrata.engine.remote import RemoteEngine
+from fedstrata.engine.remote.agreeing import Agreements
+from fedstrata.engine.remote.engine import RemoteEngine
+from fedstrata.engine.remote.shared_settings import shared_settings
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_served
-from fedstrata.engine.shared_settings import shared_settings
 from fedstrata.record.log import Listener
 from fedstrata.transport.hub import Hub
 

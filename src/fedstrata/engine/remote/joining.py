@@ -30,14 +30,14 @@ from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.data.split import PARTS
-from fedstrata.engine.agreeing import TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.budgets import SiteBudget
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import Experiment, prepare_client
-from fedstrata.engine.shared_settings import with_shared
-from fedstrata.engine.site_identity import secure_turns_of
-from fedstrata.engine.site_policy import PolicyGuard
-from fedstrata.engine.site_scoring import SiteScoring
+from fedstrata.engine.remote.agreeing import TRAINING, agreement_of, held, windows_of
+from fedstrata.engine.remote.shared_settings import with_shared
+from fedstrata.engine.remote.site_identity import secure_turns_of
+from fedstrata.engine.remote.site_policy import PolicyGuard
+from fedstrata.engine.remote.site_scoring import SiteScoring
 from fedstrata.engine.sites import sites_of
 from fedstrata.record.log import Listener
 from fedstrata.transport.header import Header, Kind

@@ -22,12 +22,12 @@ from fedstrata.client.store import client_folder
 from fedstrata.core.errors import BudgetSpentError
 from fedstrata.core.handlers import only_says
 from fedstrata.core.settings.model import TrainedTokenizer
-from fedstrata.engine.jobs import Job, TurnJob
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.ray_actor import RayActor, RayPreparation, let_frames_travel, versions
 from fedstrata.engine.ray_cluster import join, leave
 from fedstrata.engine.simulated_identities import files_of
-from fedstrata.engine.worker_process import Computed, EngineOf, Event
+from fedstrata.engine.workers.jobs import Job, TurnJob
+from fedstrata.engine.workers.process import Computed, EngineOf, Event
+from fedstrata.engine.workers.ray_actor import RayActor, RayPreparation, let_frames_travel, versions
 from fedstrata.wire.frame import Frame
 
 _SECONDS_TO_END = 10

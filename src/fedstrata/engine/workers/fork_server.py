@@ -10,7 +10,7 @@ from multiprocessing import forkserver, get_context, resource_tracker
 from multiprocessing.context import ForkServerContext
 from typing import Any
 
-_PRELOADED = ["fedstrata.engine.workers", "fedstrata.engine.local"]
+_PRELOADED = ["fedstrata.engine.workers.turns", "fedstrata.engine.local"]
 
 
 def fork_server() -> ForkServerContext:
