@@ -54,7 +54,10 @@ def by_compose(member: str, kit: Path) -> tuple[list[str], Path]:
     assert set(services) == {"server", *SITES}
     (mount,) = services[member]["volumes"]
     assert mount == f"./{kit.relative_to(kit.parents[1 if member == 'server' else 2])}:/kit"
-    assert "WORKDIR /kit\n" in (DEPLOY / "Dockerfile").read_text()
+    image = (DEPLOY / "Dockerfile").read_text()
+    assert "WORKDIR /kit\n" in image
+    (stops,) = unit("serve")["KillSignal"]
+    assert f"STOPSIGNAL {stops}\n" in image  # the first process of a container does not hear SIGTERM
     return list(services[member]["command"]), kit
 
 
