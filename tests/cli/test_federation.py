@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from processes import fedstrata, free_address, read_until
 from support import TINY
 from typer.testing import CliRunner
@@ -107,6 +108,16 @@ def test_what_a_federation_has_no_room_for_is_refused_by_name_and_changes_nothin
     settings.write_text(settings.read_text().replace("server: ", "server: http://"))
     with pytest.raises(ConfigurationError, match=r"server must be HOST:PORT, .* not 'http://"):
         CliRunner().invoke(app, ["federation", "renew", "server"], catch_exceptions=False)
+    settings.write_text(settings.read_text().replace("http://", "").replace("days: 365", "days: 99999999"))
+    with pytest.raises(ConfigurationError, match=r"days: .* 3650, not 99999999"):
+        CliRunner().invoke(app, ["federation", "renew", "server"], catch_exceptions=False)
+
+
+def test_a_federation_may_have_a_long_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "h" * 60, "--sites", "north")
+    certificate = x509.load_pem_x509_certificate(Path("h" * 60, "authority/authority.pem").read_bytes())
+    assert certificate.subject.rfc4514_string() == f"CN={'h' * 52} (fedstrata)"
 
 
 def test_a_certificate_that_no_longer_holds_is_marked(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,3 +124,28 @@ def test_ray_without_its_extra_and_a_budget_of_this_machine_are_refused_at_once(
     told = str(refused.value)
     assert "workers: ray is not installed; install it with: pip install 'fedstrata[ray]'" in told
     assert "privacy.budget: lies on this machine, and with workers=ray turns begin on others" in told
+
+
+@pytest.mark.parametrize("said", [None, "", "local"])
+def test_without_the_address_of_a_cluster_ray_is_this_machine_alone(
+    monkeypatch: pytest.MonkeyPatch, said: str | None
+) -> None:
+    """However the environment says so: what Ray is told, and what is looked at, does not depend on it."""
+    told: list[dict[str, Any]] = []
+    stands_for_ray = SimpleNamespace(
+        is_initialized=lambda: False,
+        init=lambda **named: told.append(named),
+        shutdown=lambda: told.append({"ended": True}),
+        util=SimpleNamespace(get_node_ip_address=lambda: "10.0.0.5"),
+    )
+    monkeypatch.setitem(sys.modules, "ray", stands_for_ray)
+    for name in ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "RAY_ADDRESS"):
+        monkeypatch.setenv(name, "")  # so that it is again as it was, whatever is done to it here
+        monkeypatch.delenv(name)
+    if said is not None:
+        monkeypatch.setenv("RAY_ADDRESS", said)
+    with pytest.raises(ConfigurationError, match=r"Ray would listen on 10\.0\.0\.5"):
+        ray_cluster.join()
+    begun, ended = told
+    assert (begun["address"], begun["include_dashboard"], ended) == ("local", False, {"ended": True})
+    assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"

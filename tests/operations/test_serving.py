@@ -152,6 +152,30 @@ def test_a_run_that_goes_on_begins_with_what_its_record_has(folder: Path) -> Non
         assert served.told == [], "which is nothing new"
 
 
+def test_a_run_that_goes_on_waits_for_its_sites_and_is_well(folder: Path) -> None:
+    """However it has ended before: what looks after its health would else end it while they join again."""
+    record(folder, [("run", RUN), ("failed", {"error": "KeyboardInterrupt", "message": "stopped"})])
+    with ExitStack() as stack:
+        status, told = Served(folder, stack).health()
+        assert (status, told["state"]) == (200, "waiting for sites")
+        assert picture_of(folder)["message"] is None
+
+
+@pytest.mark.parametrize("command", ["status", "report"])
+def test_a_record_that_was_not_written_so_is_named(call: Call, folder: Path, command: str) -> None:
+    record(folder, [("run", RUN), ("round", ROUND), ("run", {})])
+    done = call(command, folder)
+    assert done.status == 2
+    assert done.err.strip().endswith("record.jsonl: a line of it is not as it was written")
+
+
+def test_a_time_that_is_none_is_a_damaged_line(call: Call, folder: Path) -> None:
+    record(folder, [("run", RUN)])
+    with (folder / "record.jsonl").open("a") as file:
+        file.write('{"event": "round_started", "round": 1, "time": "yesterday"}\n')
+    assert call("status", folder).out.startswith("run: unfinished, 0 of 3 rounds committed")
+
+
 def test_health_is_lost_with_the_run_or_when_the_server_hangs(served: Served) -> None:
     status, told = served.health()
     assert (status, told["server"], told["state"]) == (200, "running", "waiting for sites")
@@ -221,7 +245,7 @@ def test_another_program_at_the_port_of_a_killed_server_is_not_asked(folder: Pat
         assert picture_of(folder)["server"] == "not running"
         assert not asked
         with taking_turns(folder / "operations.json"):  # as a server of another version would
-            assert picture_of(folder)["server"] == "not running"
+            assert picture_of(folder)["server"] == "not answering"
         assert asked == ["status"]
 
 
@@ -292,15 +316,20 @@ def test_metrics_say_what_the_picture_says(served: Served) -> None:
     served.standing("round", ROUND)
     with GrpcMembership(served.address, "north", AGREED, timing=TIMING):
         served.hub.wait_for(["north"], 30)
-        found = {family.name: family for family in families(served.operations.picture())}
-    assert found["sites_expected"].values == {(): 2}
-    assert found["sites_joined"].values == {(): 1}
-    assert found["site_joined"].values == {("north",): 1.0, ("south",): 0.0}
-    assert found["bytes"].values[("north", "up")] == 80
-    assert found["turns"].values[("north", "delivered")] == 1
-    assert found["rounds_committed"].values == {(): 1}
-    assert found["score"].values == {("f1",): 0.25}
-    assert list(found["site_last_seen_timestamp_seconds"].values) == [("north",)]
+        found = {
+            family.name.removeprefix("fedstrata_"): {
+                tuple(sample.labels.values()): sample.value for sample in family.samples
+            }
+            for family in families(served.operations.picture())
+        }
+    assert found["sites_expected"] == {(): 2}
+    assert found["sites_joined"] == {(): 1}
+    assert found["site_joined"] == {("north",): 1.0, ("south",): 0.0}
+    assert found["bytes"][("north", "up")] == 80
+    assert found["turns"][("north", "delivered")] == 1
+    assert found["rounds_committed"] == {(): 1}
+    assert found["score"] == {("f1",): 0.25}
+    assert list(found["site_last_seen_timestamp_seconds"]) == [("north",)]
 
 
 def test_prometheus_can_read_the_metrics(served: Served) -> None:

@@ -131,7 +131,12 @@ def test_a_final_event_before_a_resumption_does_not_count(write_run: Any, events
 
 
 def test_a_run_that_failed_before_it_began_has_no_summary(write_run: Any) -> None:
-    failed = {"event": "failed", "time": "t", "error": "MemoryError", "message": None}
+    failed = {
+        "event": "failed",
+        "time": "2026-01-01T10:00:00.000+00:00",
+        "error": "MemoryError",
+        "message": None,
+    }
     history = read_history(write_run([failed]))
     assert (history.state, history.start, history.summary) == ("failed", None, None)
 
@@ -145,7 +150,13 @@ def test_a_folder_without_a_run_is_refused(write_run: Any, missing: str) -> None
 
 
 def test_who_fails_to_score_was_not_lost_to_the_round(write_run: Any, events: Any) -> None:
-    failed = {"event": "client_failed", "time": "t", "round": 1, "client": "a", "bytes_down": 0}
+    failed = {
+        "event": "client_failed",
+        "time": "2026-01-01T10:00:00.000+00:00",
+        "round": 1,
+        "client": "a",
+        "bytes_down": 0,
+    }
     trained = {**failed, "error": "TrainingError", "message": "diverged"}
     scored = [
         {**failed, "client": client, "error": "LineError", "message": "m", "part": "test"} for client in "ab"
@@ -156,7 +167,12 @@ def test_who_fails_to_score_was_not_lost_to_the_round(write_run: Any, events: An
 
 def test_a_client_that_joined_later_is_among_the_clients(write_run: Any, events: Any) -> None:
     begun, *rest = events(rounds=2)
-    joined = {"event": "client_joined", "time": "t", "client": "z", "documents": {"test": 1}}
+    joined = {
+        "event": "client_joined",
+        "time": "2026-01-01T10:00:00.000+00:00",
+        "client": "z",
+        "documents": {"test": 1},
+    }
     whole = start_of([begun, joined])  # of a model that is not divided
     assert whole is not None
     assert list(whole["clients"]) == [*begun["clients"], "z"]

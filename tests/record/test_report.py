@@ -157,7 +157,12 @@ def test_names_from_outside_are_text_and_nothing_else(write_run: Any, events: An
     record = events(clients=clients, method="<i>method</i>")
     for event in record[1:]:
         event["global"]["f1/<u>kind</u>"] = 0.5
-    failed = {"event": "failed", "time": "t", "error": "E", "message": "<script>alert(2)</script>"}
+    failed = {
+        "event": "failed",
+        "time": "2026-01-01T10:00:00.000+00:00",
+        "error": "E",
+        "message": "<script>alert(2)</script>",
+    }
     folders = [
         write_run(record, "first", "name: <s>config</s>\n"),
         write_run([*record[:-1], failed], "<em>second</em>"),
@@ -266,7 +271,7 @@ def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events:
     lost = [
         {
             "event": "client_failed",
-            "time": "t",
+            "time": "2026-01-01T10:00:00.000+00:00",
             "round": number,
             "client": "b",
             "error": "OSError",
@@ -274,7 +279,12 @@ def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events:
         }
         for number in (1, 3, 3)  # the third round was run twice
     ]
-    failed = {"event": "failed", "time": "t", "error": "TrainingError", "message": "the loss is nan"}
+    failed = {
+        "event": "failed",
+        "time": "2026-01-01T10:00:00.000+00:00",
+        "error": "TrainingError",
+        "message": "the loss is nan",
+    }
     page = report(write_run([*events(rounds=2, final=False), *lost, failed]))
     assert "This run failed: the loss is nan" in " ".join(page.text.split())
     assert "Scores on the validation split after round 2" in page.text
@@ -285,7 +295,12 @@ def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events:
 
 def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) -> None:
     assert "unfinished" in report(write_run(events(rounds=0, final=False))).text.lower()
-    failed = {"event": "failed", "time": "t", "error": "MemoryError", "message": None}
+    failed = {
+        "event": "failed",
+        "time": "2026-01-01T10:00:00.000+00:00",
+        "error": "MemoryError",
+        "message": None,
+    }
     assert "before the first round" in report(write_run([failed], "early")).text
 
 

@@ -24,6 +24,12 @@ def test_without_tls_nothing_leaves_the_machine() -> None:
             require_safe(address, insecure=True, setting="--listen")
 
 
+@pytest.mark.parametrize("port", ["65536", "9" * 5000, "-1", "+1", "\u0661", ""])
+def test_a_port_is_a_number_that_there_is(port: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"--listen: must be HOST:PORT, a port up to 65535"):
+        require_safe(f"127.0.0.1:{port}", insecure=False, setting="--listen")
+
+
 def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> None:
     tokens, own = tmp_path / "tokens", tmp_path / "token"
     tokens.write_text("# all\nnorth one\nsouth side two\n")

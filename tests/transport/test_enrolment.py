@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ssl
 import stat
+import tracemalloc
 import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
 from fedstrata.core.files import is_somebodys_turn
 from fedstrata.core.settings.kit import FederationSettings
 from fedstrata.transport.agreement import Agreement
-from fedstrata.transport.authority import Authority
+from fedstrata.transport.authority import Authority, validities_of
 from fedstrata.transport.credentials import Certificates, Tokens, read_token, read_tokens
 from fedstrata.transport.enrolment import Federation
 from fedstrata.transport.grpc.hub import GrpcHub
@@ -228,6 +230,56 @@ def test_a_certificate_that_no_longer_holds_is_told_before_anybody_is_called(fed
         certificates_of(kit)
 
 
+def test_a_certificate_holds_no_longer_than_its_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fedstrata.transport.authority.MOST_DAYS", 10)
+    authority = Authority.create("hospitals")
+    for name, content in (
+        ("certificate", authority.site("north", 30).certificate),
+        ("authority", authority.issued.certificate),
+    ):
+        (tmp_path / f"{name}.pem").write_bytes(content)
+    (own,), (signer,) = (validities_of(tmp_path / f"{name}.pem") for name in ("certificate", "authority"))
+    assert own[1] == signer[1]
+    monkeypatch.setattr("fedstrata.transport.authority.MOST_DAYS", 0)
+    with pytest.raises(ConfigurationError, match=r"authority held until .* begin a new federation"):
+        Authority.create("hospitals").site("north", 30)
+
+
+def test_an_authority_that_does_not_hold_is_told_as_well(
+    federation: Federation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit = federation.folder / "sites" / "north"
+    whole = (kit / "authority.pem").read_bytes()
+    monkeypatch.setattr("fedstrata.transport.authority.MOST_DAYS", 0)
+    ended = Authority.create("hospitals").issued.certificate
+    (kit / "authority.pem").write_bytes(ended)
+    with pytest.raises(ConfigurationError, match=r"--authority: .*authority\.pem held until"):
+        certificates_of(kit)
+    (kit / "authority.pem").write_bytes(ended + whole)  # one of them does
+    certificates_of(kit)
+    monkeypatch.setattr("fedstrata.transport.authority._BACKDATED", timedelta(days=-1))
+    monkeypatch.setattr("fedstrata.transport.authority.MOST_DAYS", 10)
+    (kit / "authority.pem").write_bytes(Authority.create("hospitals").issued.certificate)
+    with pytest.raises(ConfigurationError, match=r"holds from .* is the clock of this machine right"):
+        certificates_of(kit)
+
+
+def test_of_several_kits_all_can_be_renewed_or_none_is(tmp_path: Path) -> None:
+    federation = Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, SITES, archive=False)
+    (federation.folder / "sites" / "north").rename(tmp_path / "sent")
+    federation.require_member("north", archive=True)
+    with pytest.raises(ConfigurationError, match="south is a folder already; leave --zip out"):
+        federation.require_member("south", archive=True)
+
+
+def test_what_is_no_certificate_is_named(federation: Federation) -> None:
+    (federation.folder / "authority" / "issued" / "north.pem").write_text("junk")
+    with pytest.raises(ConfigurationError, match=r"issued/north\.pem is no certificate"):
+        list(federation.enrolled)
+
+
 def test_who_was_revoked_may_be_let_in_again_with_another_token(federation: Federation) -> None:
     first = read_token(federation.folder / "sites" / "north" / "token")
     federation.revoke("north")
@@ -336,6 +388,41 @@ def test_an_archive_that_is_damaged_is_refused_whatever_is_damaged(tmp_path: Pat
             archive.writestr(name, b"")
     with pytest.raises(ConfigurationError, match="a file is in it twice"):
         open_kit(damaged)
+
+
+def test_no_more_is_unpacked_than_a_kit_may_have(tmp_path: Path) -> None:
+    """Whatever an archive says of its sizes."""
+    path = tmp_path / "north.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("kit.yaml", bytes(50 * 2**20))
+    said = (50 * 2**20).to_bytes(4, "little")
+    assert path.read_bytes().count(said) == 2
+    path.write_bytes(path.read_bytes().replace(said, (10).to_bytes(4, "little")))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ConfigurationError, match=r"north\.zip is no"):
+            open_kit(path)
+        assert tracemalloc.get_traced_memory()[1] < 10 * 2**20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2])
+def test_an_archive_that_is_packed_otherwise_is_no_kit(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "north.zip"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("kit.yaml", b"federation: a")
+    with pytest.raises(ConfigurationError, match=r"kit\.yaml is packed as no kit's files are"):
+        open_kit(path)
+
+
+def test_a_name_that_is_no_text_is_in_no_kit(tmp_path: Path) -> None:
+    path = tmp_path / "north.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("kit.y\u00e4ml", b"")
+    path.write_bytes(path.read_bytes().replace("\u00e4".encode(), b"\xff\xfe"))
+    with pytest.raises(ConfigurationError, match=r"north\.zip is no"):
+        open_kit(path)
 
 
 @pytest.mark.parametrize(

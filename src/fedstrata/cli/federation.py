@@ -99,7 +99,7 @@ def renew(
 
     federation = Federation.read(folder)
     for member in members:
-        federation.require_member(member)  # of all, before the first one's token ends
+        federation.require_member(member, archive=archive)  # of all, before the first one's token ends
     for member in members:
         typer.echo(f"{federation.renew(member, archive=archive)} has the new certificate of {member}")
     if members != ["server"]:

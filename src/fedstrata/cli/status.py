@@ -58,21 +58,22 @@ def _latest(runs: Path) -> Path:
     Raises:
         ConfigurationError: There is none.
     """
-    records = sorted(runs.glob("*/record.jsonl"), key=lambda path: path.stat().st_mtime)
-    if not records:
+    latest = max(runs.glob("*/record.jsonl"), key=lambda path: path.stat().st_mtime, default=None)
+    if latest is None:
         raise ConfigurationError([Problem("RUN", "must be given: there is no run in runs/")])
-    return records[-1].parent
+    return latest.parent
 
 
 def _pictures(folder: Path, *, once: bool) -> Iterator[Mapping[str, Any]]:
     """Yields where a run stands, time and again as long as its server is there and it goes on."""
-    from fedstrata.operations.serving import GONE, picture_of  # noqa: PLC0415 - heavy
+    from fedstrata.operations.serving import GONE, SILENT, picture_of  # noqa: PLC0415 - heavy
     from fedstrata.operations.standing import ENDS  # noqa: PLC0415
 
     while True:
         picture = picture_of(folder)
         yield picture
-        if once or picture["server"] == GONE or picture["state"] in ENDS:
+        ended = picture["state"] in ENDS and picture["server"] != SILENT
+        if once or ended or picture["server"] == GONE:
             return
         time.sleep(_PAUSE)
 
@@ -98,10 +99,9 @@ def _drawn(picture: Mapping[str, Any]) -> Group:
     from rich.text import Text  # noqa: PLC0415
 
     from fedstrata.cli.tables import new_table  # noqa: PLC0415
-    from fedstrata.operations.serving import GONE  # noqa: PLC0415
     from fedstrata.record.words import ABSENT, size  # noqa: PLC0415
 
-    known = picture["server"] != GONE  # who is there
+    known = _knows_who_is_there(picture)
     headings = ["site", *(["there", "doing"] if known else []), "last\nseen", "round", "sent", "got"]
     table = new_table("", [*headings, "done", "lost"], box=SIMPLE_HEAD)
     table.title, table.padding, table.pad_edge = None, (0, 1, 0, 0), False  # it fits 80 columns so
@@ -124,12 +124,12 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
     from fedstrata.record.words import duration, score  # noqa: PLC0415
 
     sites, rounds = picture["sites"], picture["rounds"]
-    parts = [f"{picture['name']}: {picture['state']}"]
+    parts = [f"{printable(picture['name'])}: {picture['state']}"]
     if rounds is not None:
         parts.append(f"{picture['committed']} of {rounds} rounds committed")
     if picture["round_began"] is not None and picture["round"] > picture["committed"]:
         parts.append(f"round {picture['round']} for {_since(picture['round_began'])}")
-    if picture["server"] != GONE:
+    if _knows_who_is_there(picture):
         parts.append(f"{sum(bool(site['there']) for site in sites)} of {len(sites)} sites there")
     numbers, version = [], f"fedstrata {picture['fedstrata']}"
     if picture["loss"] is not None:
@@ -144,6 +144,11 @@ def _lines(picture: Mapping[str, Any]) -> list[str]:
     if picture["message"]:
         lines += [printable(line, len(line)) for line in str(picture["message"]).split("\n")]
     return lines
+
+
+def _knows_who_is_there(picture: Mapping[str, Any]) -> bool:
+    """Whether it was the run's server that has told."""
+    return any(site["there"] is not None for site in picture["sites"])
 
 
 def _since(moment: str | None) -> str:

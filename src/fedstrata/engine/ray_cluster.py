@@ -12,6 +12,8 @@ RAY: Final = "ray"
 """What `workers` is for workers on a cluster."""
 ADDRESS = "RAY_ADDRESS"
 """The environment variable that names a cluster to Ray, as `ray status` and others have it."""
+_NEW = "local"
+"""The address by which Ray is told to start a cluster of this machine."""
 _LOOPBACK = "127.0.0.1"
 _SEVERAL_MACHINES = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Whether Ray looks for this machine's address on the network; if not, it listens on loopback alone."""
@@ -45,6 +47,8 @@ def join() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else it looks for a quarter of an hour
     address = os.environ.get(ADDRESS)
+    if address in {"", _NEW}:
+        address = None
     if address is None:
         os.environ.setdefault(_SEVERAL_MACHINES, "0")  # is read when Ray is imported
     import ray  # noqa: PLC0415 - optional
@@ -53,9 +57,10 @@ def join() -> None:
         return
     own: dict[str, Any] = {} if address else {"num_cpus": cores(), "include_dashboard": False}
     try:
-        ray.init(address=address or "local", log_to_driver=False, logging_level="error", **own)
+        ray.init(address=address or _NEW, log_to_driver=False, logging_level="error", **own)
     except (ConnectionError, ValueError) as error:
-        message = f"cannot join the Ray cluster at {address} ({ADDRESS}): {type(error).__name__}"
+        what = f"join the Ray cluster at {address} ({ADDRESS})" if address else "start Ray on this machine"
+        message = f"cannot {what}: {type(error).__name__}"
         raise ConfigurationError([Problem("workers", message)]) from None
     _joined = True
     if address is None and (found := ray.util.get_node_ip_address()) != _LOOPBACK:

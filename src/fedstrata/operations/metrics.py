@@ -1,38 +1,24 @@
 """Where a run stands, as metrics for Prometheus."""
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.operations.local_server import Answer
 from fedstrata.operations.standing import DELIVERED, LOST
 
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
 Values = Mapping[tuple[str, ...], float]
 """A value for each combination of labels."""
 _ALONE: tuple[str, ...] = ()
 """No labels."""
-
-
-@dataclass(frozen=True)
-class Family:
-    """One metric.
-
-    Attributes:
-        name: Its name.
-        told: What it is.
-        values: Its values by labels.
-        labels: The names of the labels.
-        counts: Whether it only ever grows.
-    """
-
-    name: str
-    told: str
-    values: Values
-    labels: tuple[str, ...] = ()
-    counts: bool = False
 
 
 def require_metrics(setting: str) -> None:
@@ -46,9 +32,9 @@ def require_metrics(setting: str) -> None:
         raise ConfigurationError([Problem(setting, message)])
 
 
-def families(picture: Mapping[str, Any]) -> Iterator[Family]:
+def families(picture: Mapping[str, Any]) -> Iterator[Metric]:
     """Yields the metrics of a picture of a run, see `Standing`; what has no value is left out."""
-    yield Family("build_info", "The version.", {(picture["fedstrata"],): 1.0}, ("version",))
+    yield _family("build_info", "The version.", {(picture["fedstrata"],): 1.0}, ("version",))
     sites = picture["sites"]
     for name, told, value in (
         ("sites_expected", "Sites that may join.", len(sites)),
@@ -60,48 +46,51 @@ def families(picture: Mapping[str, Any]) -> Iterator[Family]:
         ("loss", "Mean training loss of the last committed round.", picture["loss"]),
     ):
         if value is not None:
-            yield Family(name, told, {_ALONE: value})
+            yield _family(name, told, {_ALONE: value})
     if picture["score"] is not None:
         scores: Values = {(picture["metric"],): picture["score"]}
-        yield Family("score", "Last score of the validation split.", scores, ("name",))
-    yield Family("rounds", "Rounds that were completed.", {_ALONE: picture["rounds_done"]}, counts=True)
+        yield _family("score", "Last score of the validation split.", scores, ("name",))
+    yield _family("rounds", "Rounds that were completed.", {_ALONE: picture["rounds_done"]}, counts=True)
     took = {_ALONE: picture["seconds_of_rounds"]}
-    yield Family("rounds_seconds", "What all completed rounds took.", took, counts=True)
+    yield _family("rounds_seconds", "What all completed rounds took.", took, counts=True)
     yield from _of_sites({site["site"]: site for site in sites})
 
 
-def _of_sites(sites: Mapping[str, Mapping[str, Any]]) -> Iterator[Family]:
+def _of_sites(sites: Mapping[str, Mapping[str, Any]]) -> Iterator[Metric]:
     here: Values = {(name,): float(bool(site["there"])) for name, site in sites.items()}
-    yield Family("site_joined", "Whether a site has a session.", here, ("site",))
+    yield _family("site_joined", "Whether a site has a session.", here, ("site",))
     seen: Values = {
         (name,): datetime.fromisoformat(site["seen"]).timestamp()
         for name, site in sites.items()
         if site["seen"]
     }
     told = "When a site was last heard of."
-    yield Family("site_last_seen_timestamp_seconds", told, seen, ("site",))
+    yield _family("site_last_seen_timestamp_seconds", told, seen, ("site",))
     sent: Values = {(name, way): own[f"bytes_{way}"] for name, own in sites.items() for way in ("up", "down")}
-    yield Family("bytes", "Bytes of turns, by site.", sent, ("site", "direction"), counts=True)
+    yield _family("bytes", "Bytes of turns, by site.", sent, ("site", "direction"), counts=True)
     turns: Values = {(name, what): own[what] for name, own in sites.items() for what in (DELIVERED, LOST)}
-    yield Family("turns", "Turns of a site by what came of them.", turns, ("site", "result"), counts=True)
+    yield _family("turns", "Turns of a site by what came of them.", turns, ("site", "result"), counts=True)
 
 
-class _Collector:
-    """Gives Prometheus' registry the metrics of one picture."""
+def _family(
+    name: str, told: str, values: Values, labels: Sequence[str] = (), *, counts: bool = False
+) -> Metric:
+    """Returns one metric as the client library has it.
 
-    def __init__(self, picture: Mapping[str, Any]) -> None:
-        self._picture = picture
+    Args:
+        name: Its name.
+        told: What it is.
+        values: Its values by labels.
+        labels: The names of the labels.
+        counts: Whether it only ever grows.
+    """
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily  # noqa: PLC0415 - an extra
 
-    def collect(self) -> Iterator[Any]:
-        """Yields each family as the client library has it."""
-        from prometheus_client import core  # noqa: PLC0415 - an extra
-
-        for own in families(self._picture):
-            kind = core.CounterMetricFamily if own.counts else core.GaugeMetricFamily
-            family = kind(f"fedstrata_{own.name}", own.told, labels=own.labels)
-            for labels, value in own.values.items():
-                family.add_metric(labels, value)
-            yield family
+    kind = CounterMetricFamily if counts else GaugeMetricFamily
+    family = kind(f"fedstrata_{name}", told, labels=labels)
+    for own, value in values.items():
+        family.add_metric(own, value)
+    return family
 
 
 def metrics_of(picture: Mapping[str, Any], accept: str) -> Answer:
@@ -111,10 +100,7 @@ def metrics_of(picture: Mapping[str, Any], accept: str) -> Answer:
         picture: Where the run stands.
         accept: The header of the request that says which forms are understood.
     """
-    from prometheus_client import CollectorRegistry  # noqa: PLC0415 - an extra
-    from prometheus_client.exposition import choose_encoder  # noqa: PLC0415
+    from prometheus_client.exposition import choose_encoder  # noqa: PLC0415 - an extra
 
-    registry = CollectorRegistry()
-    registry.register(_Collector(picture))
     encode, kind = choose_encoder(accept)
-    return Answer(encode(registry), kind)
+    return Answer(encode(SimpleNamespace(collect=lambda: families(picture))), kind)

@@ -17,7 +17,7 @@ from fedstrata.operations.local_server import JSON_TEXT, Answer, LocalServer
 from fedstrata.operations.metrics import metrics_of, require_metrics
 from fedstrata.operations.standing import ENDS, FINISHED, Standing
 from fedstrata.record.history import require_run, state_of
-from fedstrata.record.log import read_events
+from fedstrata.record.log import as_written, read_events
 from fedstrata.transport.addresses import require_free
 from fedstrata.transport.credentials import require_safe
 
@@ -32,7 +32,7 @@ ADDRESS = "operations.json"
 _ANY = "127.0.0.1:0"
 _PATIENCE = 5.0
 """Seconds to wait for a server that is there to answer."""
-RUNNING, STALLED, GONE = "running", "stalled", "not running"
+RUNNING, STALLED, SILENT, GONE = "running", "stalled", "not answering", "not running"
 
 
 def require_operations(address: str | None) -> None:
@@ -68,6 +68,7 @@ class Operations:
     def __init__(self, folder: Path, hub: Hub, standing: Standing, address: str | None) -> None:
         self._file, self._hub, self._standing = folder / ADDRESS, hub, standing
         standing.replay(read_events(folder / "record.jsonl"))
+        standing.wait()
         self.public = address is not None
         public = {"/healthz": self._health, "/metrics": self._metrics} if self.public else {}
         secret = {"status": lambda headers: _as_json(self.picture())}
@@ -116,12 +117,16 @@ def picture_of(folder: Path) -> dict[str, Any]:
 
     Raises:
         ConfigurationError: The folder holds no run, or its server answers to another user alone.
+        DataError: Its record is damaged.
     """
     require_run(folder)
     if (told := _asked(folder / ADDRESS)) is None:
-        standing, events = Standing(), read_events(folder / "record.jsonl")
-        standing.replay(events)
-        told = {"server": GONE, **standing.picture(), "state": state_of(events)}
+        standing, record = Standing(), folder / "record.jsonl"
+        with as_written(record):
+            standing.replay(events := read_events(record))
+            state = state_of(events)
+        server = SILENT if is_somebodys_turn(folder / ADDRESS) else GONE
+        told = {"server": server, **standing.picture(), "state": state}
     return told | {"name": told["name"] or folder.resolve().name}
 
 

@@ -65,8 +65,8 @@ class Standing:
         self._run: dict[str, JSON] = {
             **dict.fromkeys(("name", "round", "rounds", "loss", "metric", "score", "message")),
             **{"state": WAITING, "committed": 0, "round_began": None, "round_seconds": None},
-            **{"rounds_done": 0, "seconds_of_rounds": 0.0},
         }
+        self._rounds_done, self._seconds_of_rounds = 0, 0.0
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Takes one event."""
@@ -84,6 +84,11 @@ class Standing:
             with self._lock:
                 handler(facts)
 
+    def wait(self) -> None:
+        """Says that a run waits for its sites, however it has ended before."""
+        with self._lock:
+            self._run |= {"state": WAITING, "message": None}
+
     def picture(self, members: Iterable[Member] | None = None) -> dict[str, JSON]:
         """Returns where the run stands, as JSON.
 
@@ -96,7 +101,8 @@ class Standing:
                 since = timedelta(seconds=monotonic() - member.link.heard)
                 self._site(name).seen = _moment(datetime.now(UTC) - since)
             sites = [_site_facts(name, own, here) for name, own in self._sites.items()]
-            return {"fedstrata": version("fedstrata"), **self._run, "sites": [*sites]}
+            done = {"rounds_done": self._rounds_done, "seconds_of_rounds": self._seconds_of_rounds}
+            return {"fedstrata": version("fedstrata"), **self._run, **done, "sites": [*sites]}
 
     def _site(self, name: str) -> Site:
         site = self._sites.setdefault(name, Site())
@@ -140,8 +146,9 @@ class Standing:
     def _on_round(self, facts: Mapping[str, Any]) -> None:
         score, seconds = headline(facts, str(self._run["metric"])), facts["seconds"]
         self._run |= {"round": facts["round"], "committed": facts["round"], "loss": facts["loss"]}
-        self._run |= {"round_seconds": seconds, "rounds_done": _plus(self._run["rounds_done"], 1)}
-        self._run["seconds_of_rounds"] = _plus(self._run["seconds_of_rounds"], seconds)
+        self._run["round_seconds"] = seconds
+        self._rounds_done += 1
+        self._seconds_of_rounds += seconds
         self._run["score"] = score if score is not None else self._run["score"]
 
     def _on_finishing(self, facts: Mapping[str, Any]) -> None:
@@ -153,10 +160,6 @@ class Standing:
     def _on_failed(self, facts: Mapping[str, Any]) -> None:
         self._run["state"] = INTERRUPTED if facts["error"] == "KeyboardInterrupt" else FAILED
         self._run["message"] = facts["message"]
-
-
-def _plus(value: JSON, more: float) -> float:
-    return (value if isinstance(value, int | float) else 0) + more
 
 
 def _time_of(facts: Mapping[str, Any]) -> str:
@@ -171,7 +174,8 @@ def _moment(time: datetime) -> str:
 def _site_facts(name: str, site: Site, here: Mapping[str, Member] | None) -> dict[str, JSON]:
     """Returns what is said of a site; `there` and `doing` are null where nobody can know."""
     member = None if here is None else here.get(name)
-    asked = member.task.round if member is not None and member.task is not None else 0
+    task = member.task if member is not None else None  # once: another thread may end it meanwhile
+    asked = task.round if task is not None else 0
     return {
         "site": name,
         "there": None if here is None else member is not None,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.record.log import committed_rounds, read_events
+from fedstrata.record.log import as_written, committed_rounds, read_events
 from fedstrata.record.summary import headline, overhead_of, summarise
 
 State = Literal["finished", "unfinished", "failed", "interrupted"]
@@ -62,9 +62,15 @@ def read_history(folder: Path) -> History:
 
     Raises:
         ConfigurationError: The folder holds no run.
+        DataError: Its record is damaged.
     """
     require_run(folder)
-    events = read_events(folder / "record.jsonl")
+    record = folder / "record.jsonl"
+    with as_written(record):
+        return _history(folder, read_events(record))
+
+
+def _history(folder: Path, events: Sequence[Mapping[str, Any]]) -> History:
     turns = [event for event in events if event["event"] in {"run", "resumed", "final", "failed"}]
     start = start_of(events)
     began = max((index for index, item in enumerate(turns) if item["event"] in {"run", "resumed"}), default=0)

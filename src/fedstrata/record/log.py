@@ -6,11 +6,13 @@ to: a resumed run adds a `resumed` event, and for a round that was run twice the
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedstrata.core.errors import DataError
 from fedstrata.core.files import errors_naming, hold
 
 Listener = Callable[[str, Mapping[str, Any]], None]
@@ -88,6 +90,19 @@ def read_events(path: Path) -> list[dict[str, Any]]:
     return _parse(path.read_bytes()) if path.is_file() else []
 
 
+@contextmanager
+def as_written(record: Path) -> Iterator[None]:
+    """Within it, the events of a record are taken to have the facts that are always written.
+
+    Raises:
+        DataError: One has not.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, ValueError):
+        raise DataError(record, "a line of it is not as it was written") from None
+
+
 class Follower:
     """Reads a record while another process writes it.
 
@@ -120,9 +135,17 @@ def _parse(text: bytes) -> list[dict[str, Any]]:
         except (ValueError, RecursionError):
             continue
         known = isinstance(event, dict) and isinstance(event.get("event"), str)
-        if known and isinstance(event.get("round", 0), int):
+        if known and isinstance(event.get("round", 0), int) and _is_moment(event.get("time")):
             events.append(event)
     return events
+
+
+def _is_moment(time: Any) -> bool:
+    """Whether something that a line says is a time; a line may say none."""
+    try:
+        return time is None or bool(datetime.fromisoformat(time))
+    except (ValueError, TypeError):
+        return False
 
 
 def committed_rounds(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -18,8 +18,11 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import bytes_in, secret_bytes
+from fedstrata.core.settings.kit import MOST_DAYS
 
-AUTHORITY_DAYS = 3650
+_MAKER = " (fedstrata)"
+_LONGEST_NAME = 64
+"""Characters of a common name, as certificates have it."""
 _BACKDATED = timedelta(hours=1)
 """For machines whose clocks are a little behind."""
 
@@ -47,7 +50,7 @@ class Authority:
     def create(cls, federation: str) -> Authority:
         """Makes an authority with a key of its own (ECDSA over P-256)."""
         key = ec.generate_private_key(ec.SECP256R1())
-        name = _named(f"{federation} (fedstrata)")
+        name = _named(f"{federation:.{_LONGEST_NAME - len(_MAKER)}}{_MAKER}")
         usage = x509.KeyUsage(
             digital_signature=False,
             content_commitment=False,
@@ -60,7 +63,7 @@ class Authority:
             decipher_only=False,
         )
         certificate = (
-            _begun(name, name, key.public_key(), AUTHORITY_DAYS)
+            _begun(name, name, key.public_key(), datetime.now(UTC) + timedelta(days=MOST_DAYS))
             .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
             .add_extension(usage, critical=True)
             .sign(key, hashes.SHA256())
@@ -109,9 +112,15 @@ class Authority:
     def _issue(
         self, name: str, alternative: x509.GeneralName, purpose: x509.ObjectIdentifier, days: int
     ) -> Issued:
+        now, end = datetime.now(UTC), self._certificate.not_valid_after_utc
+        if end <= now:
+            message = f"the federation's authority held until {end:%Y-%m-%d}, and can issue nothing any more"
+            hint = "begin a new federation: fedstrata federation init"
+            raise ConfigurationError([Problem("--federation", f"{message}; {hint}")])
         key = ec.generate_private_key(ec.SECP256R1())
+        until = min(now + timedelta(days=days), end)  # what it has signed holds no longer than itself
         certificate = (
-            _begun(_named(name), self._certificate.subject, key.public_key(), days)
+            _begun(_named(name), self._certificate.subject, key.public_key(), until)
             .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
             .add_extension(x509.SubjectAlternativeName([alternative]), critical=False)
             .add_extension(x509.ExtendedKeyUsage([purpose]), critical=False)
@@ -120,28 +129,30 @@ class Authority:
         return Issued(_pem(certificate), _private(key))
 
 
-def expiry_of(certificate: bytes) -> datetime:
-    """Returns until when the first certificate of a PEM file holds, in UTC.
+def validities_of(file: Path) -> list[tuple[datetime, datetime]]:
+    """Returns from when and until when each certificate of a PEM file holds, in UTC; there is at least one.
 
     Raises:
-        ValueError: There is none.
+        ConfigurationError: It cannot be read, or there is none in it.
     """
-    until: datetime = x509.load_pem_x509_certificate(certificate).not_valid_after_utc
-    return until
+    try:
+        found = x509.load_pem_x509_certificates(bytes_in(file))
+    except ValueError:
+        raise ConfigurationError([Problem("", f"{file} is no certificate, PEM")]) from None
+    return [(each.not_valid_before_utc, each.not_valid_after_utc) for each in found]
 
 
 def _begun(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, days: int
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, until: datetime
 ) -> x509.CertificateBuilder:
-    now = datetime.now(UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer)
         .public_key(public)
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _BACKDATED)
-        .not_valid_after(now + timedelta(days=days))
+        .not_valid_before(datetime.now(UTC) - _BACKDATED)
+        .not_valid_after(until)
     )
 
 

@@ -14,7 +14,7 @@ import hmac
 import ipaddress
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,10 +25,10 @@ import grpc
 
 from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, Problem, RefusedError
 from fedstrata.core.files import bytes_in, secret_bytes
-from fedstrata.transport.authority import expiry_of
+from fedstrata.core.settings.kit import is_port
+from fedstrata.transport.authority import validities_of
 
 _logger = logging.getLogger(__name__)
-_LAST_PORT = 2**16 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Certificates:
     @property
     def days_left(self) -> float:
         """For how many days the certificate still holds."""
-        return _days_until(expiry_of(bytes_in(self.certificate)))
+        return _days_until(validities_of(self.certificate)[0][1])
 
     def for_server(self) -> grpc.ServerCredentials:
         """Returns what gRPC takes; every client must show a certificate.
@@ -89,13 +89,26 @@ class Certificates:
         except ssl.SSLError as error:
             message = f"{self.authority} is no certificate, PEM{_reason(error)}"
             problems.append(Problem("--authority", message))
-        if not problems and _days_until(until := expiry_of(contents[0])) <= 0:
-            hint = "ask for a new one (fedstrata federation renew)"
-            message = f"{self.certificate} held until {until:%Y-%m-%d %H:%M} UTC; {hint}"
-            problems.append(Problem("--certificate", message))
+        if not problems:
+            own, signers = validities_of(self.certificate)[:1], validities_of(self.authority)
+            problems += _out_of_time("--certificate", self.certificate, own, "renew")
+            problems += _out_of_time("--authority", self.authority, signers, "init")
         if problems:
             raise ConfigurationError(problems)
         return contents
+
+
+def _out_of_time(
+    setting: str, file: Path, validities: Sequence[tuple[datetime, datetime]], renewed_by: str
+) -> list[Problem]:
+    """Returns what is wrong with a file of certificates of which none holds now."""
+    begins, ends = max(validities, key=lambda validity: validity[1])
+    if any(_days_until(begin) <= 0 < _days_until(end) for begin, end in validities):
+        return []
+    message = f"held until {ends:%Y-%m-%d %H:%M} UTC; ask for a new one (fedstrata federation {renewed_by})"
+    if _days_until(begins) > 0:
+        message = f"holds from {begins:%Y-%m-%d %H:%M} UTC on; is the clock of this machine right?"
+    return [Problem(setting, f"{file} {message}")]
 
 
 def _days_until(moment: datetime) -> float:
@@ -269,7 +282,7 @@ def require_safe(address: str, *, insecure: bool, setting: str) -> None:
         ConfigurationError: It would, or the address is none.
     """
     host, colon, port = address.rpartition(":")
-    if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > _LAST_PORT:
+    if not colon or not host or not is_port(port):
         raise ConfigurationError(
             [Problem(setting, f"must be HOST:PORT, a port up to 65535, not {address!r}")]
         )

@@ -11,8 +11,8 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import version
@@ -25,7 +25,7 @@ from fedstrata.core.files import new_folder, taking_turns, write_atomically
 from fedstrata.core.settings.kit import FederationSettings, KitSettings
 from fedstrata.core.settings.source import read_source, validate
 from fedstrata.core.settings.yaml import as_document
-from fedstrata.transport.authority import Authority, Issued, expiry_of
+from fedstrata.transport.authority import Authority, Issued, validities_of
 from fedstrata.transport.credentials import read_tokens
 from fedstrata.transport.kit import CREDENTIALS, POLICY, SETTINGS, write_archive, write_files
 
@@ -113,7 +113,7 @@ class Federation:
         return [
             Enrolled(
                 name,
-                expiry_of((self._authority / _ISSUED / f"{name}.pem").read_bytes()),
+                validities_of(self._authority / _ISSUED / f"{name}.pem")[0][1],
                 name not in tokens and name != SERVER,
             )
             for name in sorted(self._known(), key=lambda name: (name != SERVER, name))
@@ -158,7 +158,7 @@ class Federation:
             if member == SERVER:
                 self._write_server(self._read_authority())
                 return self.folder / SERVER
-            self.require_member(member)
+            self.require_member(member, archive=archive)
             token = self._write_site(self._read_authority(), member, archive=archive, renewed=True)
             self._admit({member: token})
         return self.place_of(member)
@@ -180,22 +180,34 @@ class Federation:
         archive = self.folder / "sites" / f"{site}.zip"
         return archive if archive.exists() else self.folder / "sites" / site
 
-    @contextmanager
-    def _taking_turns(self) -> Iterator[None]:
-        with taking_turns(self.folder / ".lock"):
-            yield
+    def _taking_turns(self) -> AbstractContextManager[None]:
+        return taking_turns(self.folder / ".lock")
 
     def _read_authority(self) -> Authority:
         return Authority.read(self._authority / "authority.pem", self._authority / "authority.key")
 
-    def require_member(self, name: str) -> None:
-        """Checks that a name is the server's, or that of a site that may join.
+    def require_member(self, name: str, *, archive: bool = False) -> None:
+        """Checks that a name is the server's, or that of a site that may join, which can be renewed.
+
+        Args:
+            name: The name.
+            archive: Whether a site's kit is to be an archive.
 
         Raises:
-            ConfigurationError: There is no such site, or it was revoked.
+            ConfigurationError: There is no such site, or it was revoked; or its kit is a folder here, and an
+                archive was asked for.
         """
         if name != SERVER:
             self._require_site(name)
+            if archive:
+                self._require_no_folder(name)
+
+    def _require_no_folder(self, site: str) -> None:
+        """Checks that no folder would stay beside an archive, with what no longer holds."""
+        place = self.folder / "sites"
+        if (place / site).exists() and not (place / f"{site}.zip").exists():
+            message = f"{place / site} is a folder already; leave --zip out, or move that folder away first"
+            raise ConfigurationError([Problem("--zip", message)])
 
     def _require_site(self, site: str) -> None:
         tokens = self._tokens()
@@ -229,10 +241,8 @@ class Federation:
     def _write_site(self, authority: Authority, site: str, *, archive: bool, renewed: bool = False) -> str:
         """Writes a site's kit, of which a renewal keeps what is the site's own; returns its token."""
         token, place = secrets.token_hex(_TOKEN_BYTES), self.folder / "sites"
-        if archive and (place / site).exists() and not (place / f"{site}.zip").exists():
-            # That folder would stay, with what no longer holds.
-            message = f"{place / site} is a folder already; leave --zip out, or move that folder away first"
-            raise ConfigurationError([Problem("--zip", message)])
+        if archive:
+            self._require_no_folder(site)
         kit = KitSettings(federation=self.settings.name, client=site, server=self.settings.server)
         found = self._credentials(site, authority, authority.site(site, self.settings.days))
         found |= {"token": f"{token}\n".encode(), **_described(kit)}

@@ -22,7 +22,7 @@ from io import BytesIO
 from pathlib import Path
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import new_folder, write_atomically
+from fedstrata.core.files import bytes_in, new_folder, write_atomically
 from fedstrata.core.settings.kit import KitSettings
 from fedstrata.core.settings.source import read_source, validate
 
@@ -33,6 +33,8 @@ CREDENTIALS = SECRETS | {SETTINGS, "certificate.pem", "authority.pem"}
 """What a renewal replaces; all else is the owner's once it has the kit."""
 OWNERS = frozenset({"site.yaml", "run.yaml", POLICY, "README.md"})
 _MOST_BYTES = 2**20
+"""Of a file of a kit."""
+_COMPRESSED = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
 _MODE = 0o700
 """Of a kit's folder: a site keeps there what it learns, too."""
 
@@ -122,18 +124,26 @@ def _unpacked(path: Path) -> dict[str, bytes]:
         ConfigurationError: It cannot be read, or holds something else.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(BytesIO(bytes_in(path))) as archive:
             entries = archive.infolist()
             wrong = next((each for each in entries if each.filename not in CREDENTIALS | OWNERS), None)
             if wrong is not None or SETTINGS not in archive.namelist():
                 what = f"it holds {wrong.filename!r:.60}" if wrong else f"there is no {SETTINGS} in it"
                 raise ConfigurationError([Problem("", f"{path} is no kit: {what}")])
-            if large := next((each for each in entries if each.file_size > _MOST_BYTES), None):
-                raise ConfigurationError([Problem("", f"{path} is no kit: {large.filename} is too large")])
             if len(entries) > len({each.filename for each in entries}):
                 raise ConfigurationError([Problem("", f"{path} is no kit: a file is in it twice")])
-            return {each.filename: archive.read(each) for each in entries}
-    except OSError as error:
-        raise ConfigurationError([Problem("", f"cannot read {path}: {error.strerror}")]) from None
-    except (zipfile.BadZipFile, RuntimeError, NotImplementedError, EOFError, zlib.error):
+            if other := next((each for each in entries if each.compress_type not in _COMPRESSED), None):
+                how = f"{other.filename} is packed as no kit's files are"
+                raise ConfigurationError([Problem("", f"{path} is no kit: {how}")])
+            return {each.filename: _content(archive, each, path) for each in entries}
+    except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError, zlib.error):
         raise ConfigurationError([Problem("", f"{path} is no ZIP archive that is whole")]) from None
+
+
+def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> bytes:
+    """Returns a file of an archive, of which no more is unpacked than a kit's may have, whatever it says."""
+    with archive.open(entry) as file:
+        content = file.read(_MOST_BYTES + 1)
+    if max(entry.file_size, len(content)) > _MOST_BYTES:
+        raise ConfigurationError([Problem("", f"{path} is no kit: {entry.filename} is too large")])
+    return content

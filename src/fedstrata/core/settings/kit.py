@@ -12,6 +12,8 @@ from fedstrata.core.settings.base import Count, Settings
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 """Of what names a folder, stands in a certificate, and in a line of a file of tokens."""
 Name = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
+MOST_DAYS = 3650
+"""For which a certificate holds, and its authority's."""
 _LABEL = "[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?"
 _HOST_PATTERN = rf"{_LABEL}(\.{_LABEL})*"
 _LONGEST_HOST = 253
@@ -37,7 +39,7 @@ class FederationSettings(Settings):
 
     name: Name
     server: str = Field(description="Where sites call the server, `HOST:PORT`.")
-    days: Count = Field(description="Days for which a certificate holds.")
+    days: Count = Field(le=MOST_DAYS, description="Days for which a certificate holds.")
 
     def _misfits(self) -> Iterator[str]:
         if fault := address_fault(self.server):
@@ -47,10 +49,15 @@ class FederationSettings(Settings):
 def address_fault(address: str) -> str:
     """Says why sites cannot call an address, or its host cannot stand in a certificate; empty if they can."""
     host, _, port = address.rpartition(":")
-    if port.isascii() and port.isdigit() and 0 < int(port) < 2**16 and _can_be_called(host):
+    if is_port(port) and int(port) and _can_be_called(host):
         return ""
     allowed = "HOST:PORT, a name in ASCII or a number ([::1] of IPv6) that sites call, a port up to 65535"
     return f"must be {allowed}, not {address!r:.80}"
+
+
+def is_port(text: str) -> bool:
+    """Whether a text is the number of a port; 0 stands for any that is free."""
+    return re.fullmatch(r"[0-9]{1,5}", text) is not None and int(text) < 2**16
 
 
 def _can_be_called(host: str) -> bool:

@@ -36,7 +36,7 @@ _SECONDS_TO_END = 10
 
 @dataclass(frozen=True)
 class StoredFrame:
-    """A frame in Ray's store; implements `worker_process.Shared`.
+    """A frame in Ray's store; implements `process.Shared`.
 
     Attributes:
         reference: To the frame.
@@ -83,9 +83,6 @@ class RayWorker:
             self._known.pop(job.client, None)  # until it is: of a job that fails the actor keeps nothing
         try:
             done, made = _came_of(future)
-        except BrokenExecutor:
-            self.charge(job)
-            raise
         except BudgetSpentError:
             raise  # before anything was begun
         except Exception:
