@@ -32,6 +32,7 @@ OF_UNITS = "tests/privacy/test_units.py"
 OF_RANDOMNESS = "tests/privacy/test_randomness.py"
 OF_SAMPLING = "tests/privacy/test_sampling.py"
 OF_TURNS = "tests/engine/test_private_turns.py"
+OF_RUNS = "tests/privacy/test_private_runs.py"
 
 RED = 1
 """How pytest ends when tests failed; other errors are not a test that noticed something."""
@@ -53,6 +54,31 @@ class Mutant:
 
 
 MUTANTS = [
+    Mutant(
+        "units of a step do without different blocks",
+        [(CLIPPING, "feed, lambda: active, tally)", "feed, leave_out, tally)")],
+        [f"{OF_CLIPPING}::test_all_units_of_a_step_do_without_the_same_blocks"],
+    ),
+    Mutant(
+        "a patient may be at several clients",
+        [("engine/privacy.py", "if len(who) > 1]", "if len(who) > 99]")],
+        [f"{OF_RUNS}::test_a_partition_that_parts_a_patient_is_refused"],
+    ),
+    Mutant(
+        "turns of other noise are counted by the noise of now",
+        [(RELEASES, "if others := [event for", "if others := 0 and [event for")],
+        [f"{OF_TURNS}::test_turns_of_other_noise_are_none_of_the_run"],
+    ),
+    Mutant(
+        "who has lost what it kept has spent nothing before",
+        [("engine/remote/turns.py", "self._before[client] += self._said[client]", "pass")],
+        [f"{OF_TURNS}::test_who_has_lost_what_it_kept_has_spent_it_all_the_same"],
+    ),
+    Mutant(
+        "a central round that is stopped once its model is out is free",
+        [("engine/run.py", "self._spent(self.committed + self._under_way)", "self._spent(self.committed)")],
+        [f"{OF_RUNS}::test_a_round_that_is_stopped_once_its_model_is_out_counts"],
+    ),
     Mutant(
         "half of sigma",
         [(CLIPPING, "deviation = self.privacy.sigma *", "deviation = 0.5 * self.privacy.sigma *")],
@@ -381,7 +407,7 @@ MUTANTS = [
     ),
     Mutant(
         "more units than are declared",
-        [("engine/privacy.py", "if 0 < declared < there:", "if False:")],
+        [("engine/privacy.py", "if 0 < declared < there else", "if False else")],
         [f"{OF_TURNS}::test_more_units_than_are_declared_are_refused"],
     ),
     Mutant(

@@ -51,6 +51,11 @@ def test_documents_get_the_patient_of_the_file_and_keep_all_else(table) -> None:
     assert patients_of(named) == {("north", "p1"), ("south", "p9")}
 
 
+@pytest.mark.parametrize("name", ["p1", "p1 ", " p1", "p1\u00a0"])
+def test_blanks_around_a_name_make_nobody_else(name: str) -> None:
+    assert Document("n1", "Fever.", metadata={"patient": name}).patient == "p1"
+
+
 def test_a_document_the_file_leaves_out_keeps_its_own(table) -> None:
     named = with_patients(NOTES, table("document,patient\nnorth/n1,p1\n"), SETTING)
     assert patients(named) == {"north/n1": "p1", "north/n2": "", "south/n1": "p9"}

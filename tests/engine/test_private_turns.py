@@ -23,6 +23,7 @@ from fedstrata.core.types import Plan, Update
 from fedstrata.data.split import units_of
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
+from fedstrata.engine.remote.turns import TurnsBegun
 from fedstrata.privacy import randomness
 from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
 from fedstrata.privacy.clipping import UnitGradients
@@ -117,6 +118,28 @@ def test_a_killed_turn_has_spent_what_a_whole_one_spends(tmp_path: Path) -> None
     with pytest.raises(BudgetSpentError, match="has begun 3 turns"):
         release(tmp_path, allowed=3).begin()
     assert turns_begun(tmp_path / "one") == 3
+
+
+def test_turns_of_other_noise_are_none_of_the_run(tmp_path: Path) -> None:
+    """An epsilon of all of them by the noise of now would not be theirs."""
+
+    def begin(**noise: float) -> None:
+        Release(tmp_path / "one", TURN, frame.encode(Plan()), 9, noise=noise).begin()
+
+    begin(sigma=1.5, rate=0.1, steps=20)
+    begin(sigma=1.5, rate=0.1, steps=20)
+    for other in ({"sigma": 1.0}, {"rate": 0.01}, {"steps": 1}):
+        with pytest.raises(BudgetSpentError, match="has begun 2 turns of this run with other noise"):
+            begin(**{"sigma": 1.5, "rate": 0.1, "steps": 20} | other)
+    assert turns_begun(tmp_path / "one") == 2
+
+
+def test_who_has_lost_what_it_kept_has_spent_it_all_the_same() -> None:
+    turns = TurnsBegun({"a": 2})
+    assert [turns.hear("a", said) for said in (3, 3, 1, 2)] == [False, False, True, False]
+    assert (turns["a"], turns["b"]) == (5, 0)
+    assert turns.hear("a", 1)
+    assert turns["a"] == 6
 
 
 def test_a_finished_turn_is_answered_with_what_was_sent_and_no_other_is(tmp_path: Path) -> None:

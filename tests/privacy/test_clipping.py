@@ -213,6 +213,21 @@ def test_everything_that_trains_moves(method: str) -> None:
     assert not still
 
 
+def test_all_units_of_a_step_do_without_the_same_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawn by pass, those of one unit would depend on who else is there, and so would the sum."""
+    own = private_client()
+    monkeypatch.setattr("fedstrata.privacy.clipping.rows_together", lambda *_: 2)
+    rows = [[example] for unit in own.units for example in unit][:7]
+    for units in ([], rows[:1], rows, own.units):
+        drawn: list[int] = []
+
+        def leave_out() -> None:
+            drawn.append(1)  # noqa: B023 - of this sum alone
+
+        own.sum_over(units, 1.0, leave_out=leave_out)
+        assert len(drawn) == 1
+
+
 def test_stored_states_change_nothing(tmp_path: Any) -> None:
     """The prefix cache gives the frozen blocks' output; the clipped sum is the same."""
     from fedstrata.client.caches import ClientCaches

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.record.log import read_events
 from fedstrata.train.local import fit
 from fedstrata.wire import frame
 
@@ -233,7 +235,7 @@ def test_nothing_is_kept_of_a_turn_that_spent_nothing(tmp_path: Path) -> None:
         ("training.epochs=2", r"training.epochs: 2 has no effect .*privacy.steps"),
         ("training.clip_norm=0.5", r"training.clip_norm: 0.5 has no effect .*privacy.clip"),
         ("federation.corrupt={share: 0.3}", r"federation.corrupt: corrupt clients"),
-        ("task.types=auto", r"task.types 'auto' reads them from the documents that are to be protected"),
+        ("task.types=auto", r"task.types: 'auto' reads them from the documents that are to be protected"),
         ("privacy.mechanism=central", r"units has no meaning with mechanism 'central'"),
         ("privacy.mechanism=none", r"sigma has no meaning with mechanism 'none'"),
     ],
@@ -257,9 +259,91 @@ def test_patients_as_units_must_be_named(tmp_path: Path) -> None:
         prepare(read_source(None, [*TINY[3:], *PRIVATE, own, "task.types=[drug]", "privacy.unit=patient"]))
 
 
-def test_a_site_that_has_more_windows_than_it_declares_is_stopped(run_tiny: RunTiny) -> None:
-    with pytest.raises(ConfigurationError, match=r"2 windows are declared, and there are \d+"):
-        run_tiny(*PRIVATE, "privacy.unit=window", "privacy.units={site-1: 2, site-2: 2, site-3: 2}")
+def test_a_site_that_has_more_windows_than_it_declares_is_told_before_anything_is_written(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError) as told:
+        run_tiny(*PRIVATE, "privacy.unit=window", "privacy.units={site-1: 2, site-2: 99, site-3: 2}")
+    assert re.search(r"privacy\.units: 'site-1' declares 2 windows, and has \d+", str(told.value))
+    assert "'site-2'" not in str(told.value)
+    assert not list(tmp_path.glob("*"))
+
+
+def test_how_many_units_a_client_has_is_in_no_message_that_the_server_hears() -> None:
+    own = private_client().gradients(1.0)
+    own.declared = 1
+    with pytest.raises(ConfigurationError) as told:
+        _ = own.units
+    assert "there are more documents than the 1 that are declared" in str(told.value)
+    assert str(len(own.units_of())) not in str(told.value)
+
+
+def test_a_partition_that_parts_a_patient_is_refused() -> None:
+    """What its documents cost at all clients together is no client's epsilon."""
+    patients = ("data.synthetic.notes_per_patient=3", "data.synthetic.notes=30", "privacy.unit=patient")
+    units = "{" + ", ".join(f"client-0{number}: 40" for number in range(1, 5)) + "}"
+    by = ("partition={by: iid, clients: 4}", f"privacy.units={units}")
+    with pytest.raises(ConfigurationError, match=r"partition\.by: 'iid' parts .* patients are at several"):
+        prepare(read_source(None, [*TINY, *PRIVATE, *patients, *by]))
+    prepare(read_source(None, [*TINY, *PRIVATE, *patients[:2], *by, "privacy.unit=document"]))
+    cut = (
+        "task={name: lm}",
+        "data.types=null",
+        "partition={by: tokens, clients: 4}",
+        f"privacy.units={units}",
+    )
+    with pytest.raises(ConfigurationError, match=r"partition\.by: 'tokens' parts .* it cuts documents"):
+        prepare(read_source(None, [*TINY, PRIVATE[1], *cut]))
+
+
+@pytest.mark.parametrize(
+    ("task", "told"),
+    [
+        ("{name: classify, labels: [a, b]}", r"task\.problem_type: 'auto' goes by the documents"),
+        (
+            "{name: classify, problem_type: multi_label}",
+            r"task\.labels: 'auto' reads them from the documents",
+        ),
+        ("{name: cloze}", r"task\.question: 'auto' goes by the documents"),
+        ("{name: cloze, question: cb}", r"task\.question: the labels of 'cb' are read from the documents"),
+    ],
+)
+def test_what_a_task_would_read_from_private_documents_is_to_be_named(task: str, told: str) -> None:
+    checked = check_settings(read_source(None, [*TINY, PRIVATE[1], f"task={task}"]))
+    assert any(re.search(told, str(problem)) for problem in checked.problems), checked.problems
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("method={name: centralized}", "privacy.delta=0.05"),
+            r"below 1/24, for the 24 units of all clients together",
+        ),
+        (
+            ("privacy={mechanism: central, sigma: 1.0, delta: 0.9, noise: seeded}",),
+            r"below 1/3, for the 3 cl",
+        ),
+    ],
+)
+def test_delta_is_below_one_over_all_who_are_protected(overrides: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"privacy\.delta: must be {told}"):
+        prepare(read_source(None, [*TINY, *PRIVATE, *overrides]))
+
+
+def test_a_round_that_is_stopped_once_its_model_is_out_counts(
+    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*args: Any, **named: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fedstrata.engine.run.Run._score", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny(*CENTRAL, "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded}")
+    (record,) = tmp_path.rglob("record.jsonl")
+    (told,) = [event for event in read_events(record) if event["event"] == "privacy"]
+    assert {own["turns"] for own in told["clients"].values()} == {1}
+    assert all(own["epsilon"] > 0 for own in told["clients"].values())
 
 
 def test_the_patients_of_a_client_are_its_units(tmp_path: Path) -> None:

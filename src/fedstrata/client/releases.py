@@ -5,19 +5,20 @@ spends. A finished update is kept until a later one takes its place, and a repea
 it is one release, however often it is sent. Of joint noise none is kept: a share is drawn for one roster.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import BudgetSpentError, FrameError
 from fedstrata.core.files import hash_of, keep_names
-from fedstrata.core.types import Message, Update
+from fedstrata.core.types import JSON, Message, Update
 from fedstrata.record.log import RecordLog, read_events
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
 RECORD = "releases.jsonl"
-"""The turns of one client, one a line: round, handler, call and the hash of the plan."""
+"""The turns of one client, one a line: round, handler, call, the hash of the plan, and the noise."""
 
 
 def turns_begun(folder: Path) -> int:
@@ -38,6 +39,7 @@ class Release:
         plan: What the client is sent.
         allowed: How many turns its noise allows.
         account: What its site's budget has of the run; none without a budget.
+        noise: The noise of the turn's steps, and what it is for; none for whatever there was before.
         keeps: Whether a finished update may be sent again.
     """
 
@@ -49,8 +51,10 @@ class Release:
         allowed: int,
         account: TurnAccount | None = None,
         *,
+        noise: Mapping[str, JSON] | None = None,
         keeps: bool = True,
     ) -> None:
+        self._noise = dict(noise or {})
         self._folder, self._allowed, self._account, self._keeps = folder, allowed, account, keeps
         self._facts = dict(zip(("round", "handler", "call"), turn, strict=True)) | {"plan": plan.sha256()}
         self._begun = False
@@ -59,9 +63,16 @@ class Release:
         """Takes the turn down as spent.
 
         Raises:
-            BudgetSpentError: The noise allows for no more, or the site's budget does not.
+            BudgetSpentError: The noise allows for no more, or the site's budget does not; or what was begun
+                before had other noise.
         """
         spent = turns_begun(self._folder)
+        record = read_events(self._folder / RECORD)
+        if others := [event for event in record if event.get("noise", self._noise) != self._noise]:
+            raise BudgetSpentError(
+                f"client {self._folder.name} has begun {len(others)} turns of this run with other noise than "
+                "is asked for now, of which no epsilon of the run would be true; what was committed stays"
+            )
         if spent >= self._allowed:
             raise BudgetSpentError(
                 f"client {self._folder.name} has begun {spent} turns under differential privacy, and its "
@@ -80,7 +91,7 @@ class Release:
         had begun.
         """
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._append("begun")
+        self._append("begun", noise=self._noise)
         keep_names(self._folder)
 
     def finish(self, update: Update, store: ClientStore) -> None:
@@ -118,7 +129,7 @@ class Release:
         except (FrameError, OSError, KeyError):  # what cannot be read again is computed anew, and spent
             return None
 
-    def _append(self, event: str, **facts: str) -> None:
+    def _append(self, event: str, **facts: JSON) -> None:
         log = RecordLog(self._folder / RECORD)
         log.append(event, {**self._facts, **facts}, durable=True)
         log.close()

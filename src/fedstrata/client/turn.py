@@ -325,7 +325,8 @@ class Workplace:
         account = TurnAccount.of(self.privacy, order.client, folder)
         # A share of joint noise is drawn for one roster, so that a sum is never sent again.
         keeps = self.privacy.joint is None
-        return Release(folder, turn, order.plan, self.privacy.turns, account, keeps=keeps)
+        noise = self.privacy.noise_of(order.client)
+        return Release(folder, turn, order.plan, self.privacy.turns, account, noise=noise, keeps=keeps)
 
     def _private(
         self, site: Site, examples: Examples, rng: Seed, release: Release | None

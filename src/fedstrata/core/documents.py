@@ -98,8 +98,7 @@ class Document:
     @property
     def patient(self) -> str:
         """Whose document it is (`metadata["patient"]`), as its site names people; empty if unknown."""
-        name = self.metadata.get("patient", "")
-        return name if name.strip() else ""
+        return self.metadata.get("patient", "").strip()
 
     def __post_init__(self) -> None:
         for span in self.spans:

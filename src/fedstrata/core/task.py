@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 
 from pydantic import Field
 
+from fedstrata.core.errors import Problem
 from fedstrata.core.settings.base import Settings
 
 if TYPE_CHECKING:
@@ -104,6 +105,13 @@ class Task(Settings):
             elif own != "auto":
                 named.update(own)
         return named
+
+    def left_to_documents(self) -> Iterator[Problem]:
+        """Yields what of the task is read from documents: it would tell of those that are to be protected."""
+        for setting in self.naming:
+            if getattr(self, setting) == "auto":
+                message = "'auto' reads them from the documents that are to be protected; name them"
+                yield Problem(f"task.{setting}", message)
 
     @property
     def without_relations(self) -> Sequence[str]:

@@ -22,7 +22,7 @@ from fedstrata.core.task import Task
 from fedstrata.data.partition import LABEL_OF
 from fedstrata.data.split import Split, every
 from fedstrata.engine.model import refusals, with_adapter
-from fedstrata.engine.privacy import check_budget, settings_problems, sum_problems
+from fedstrata.engine.privacy import check_budget, count_problems, settings_problems
 from fedstrata.engine.ray_cluster import ray_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
@@ -297,7 +297,7 @@ def unfit_clients(
     clients = [name for name, own in sites.items() if own.train]
     return [
         *unfit_participants(settings.federation, method, clients),
-        *(sum_problems(settings, len(clients)) if method is None or not method.not_summed() else ()),
+        *(count_problems(settings, len(clients)) if method is None or not method.not_summed() else ()),
         *task.named_in_vain(every(sites)),
     ]
 

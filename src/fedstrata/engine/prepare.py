@@ -39,7 +39,7 @@ from fedstrata.engine.check import (
     without_validation,
 )
 from fedstrata.engine.model import check_model, load_model, refusals
-from fedstrata.engine.privacy import privacy_of, sum_problems, unit_problems
+from fedstrata.engine.privacy import count_problems, privacy_of, unit_problems, window_problems
 from fedstrata.engine.processors import idle_workers, threads_of, workers_of
 from fedstrata.methods.divided import Divided
 from fedstrata.models.load import read_tokenizer
@@ -142,6 +142,7 @@ def prepare(
     with collecting(problems, source):
         tokenizer = _trained_tokenizer(resolved, clients, tokenizer_folder)
         model = load_model(resolved, task, method, tokenizer, without=without_of(method))
+        problems += source.located(window_problems(resolved, task, model.tokenizer, clients))
         if not joins:
             problems += source.located(without_examples(method, task, server, model.tokenizer))
         if not problems:
@@ -209,7 +210,7 @@ def check_served(source: Source, clients: Sequence[str], *, trains: bool = True)
     if trains:
         problems += source.located(unservable(checked.settings, method))
         problems += source.located(unfit_participants(checked.settings.federation, method, clients))
-        problems += source.located(sum_problems(checked.settings, len(clients)))
+        problems += source.located(count_problems(checked.settings, len(clients)))
     if problems:
         raise ConfigurationError(problems)
     return checked

@@ -1,9 +1,11 @@
 """Whether a run may have the privacy that it asks for, and what follows from it."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.method import Method
 from fedstrata.core.model import Layout
@@ -64,6 +66,9 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
         )
         found.append(Problem("privacy.steps", message))
     if privacy.by_unit:
+        together = privacy.mechanism == "joint" or (method is not None and method.pooled)
+        if together and privacy.units and privacy.delta is not None:
+            found += _of_delta(privacy.delta, sum(privacy.units.values()), "units of all clients together")
         return [*found, *_of_local(settings, task)]
     if settings.federation.min_clients is not None and settings.federation.sample < 1:
         message = (
@@ -71,6 +76,12 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
         )
         found.append(Problem("federation.min_clients", message))
     return found
+
+
+def _of_delta(delta: float, count: int, of: str) -> list[Problem]:
+    """Returns why delta is too large for so many of what is protected, if it is."""
+    message = f"must be below 1/{count}, for the {count} {of}, not {delta:g}"
+    return [Problem("privacy.delta", message)] if delta * count >= 1.0 else []
 
 
 def _not_private(method: Method, mechanism: str) -> str:
@@ -88,10 +99,7 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
             yield Problem(f"training.{name}", f"{value} has no effect with {mechanism}: {why}")
     if settings.federation.corrupt.share:
         yield Problem("federation.corrupt", f"corrupt clients and {mechanism} are not combined")
-    for name in task.naming:
-        if getattr(task, name) == "auto":
-            message = f"task.{name} 'auto' reads them from the documents that are to be protected; name them"
-            yield Problem("privacy.mechanism", message)
+    yield from task.left_to_documents()
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = f"one that is built from texts tells of them; with {mechanism} name one"
         yield Problem("model.tokenizer", message)
@@ -102,14 +110,16 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
         yield Problem("privacy.unit", message)
 
 
-def sum_problems(settings: RunSettings, clients: int) -> list[Problem]:
-    """Returns why so many clients cannot be hidden in a masked sum, if they cannot.
+def count_problems(settings: RunSettings, clients: int) -> list[Problem]:
+    """Returns why so many clients cannot be protected, or hidden in a masked sum, if they cannot.
 
     Args:
         settings: The run's settings.
         clients: How many there are.
     """
     privacy, share = settings.privacy, settings.federation.sample
+    if privacy.mechanism == "central" and privacy.delta is not None:
+        return _of_delta(privacy.delta, clients, "clients")
     if not privacy.secure_aggregation:
         return []
     asked, needed = sample_size(clients, share), privacy.survivors or LEAST_SITES
@@ -154,14 +164,47 @@ def unit_problems(
             return [*problems, Problem("privacy.unit", f"{message} {example}")]
     if privacy.unit == "window":  # counted once they are encoded
         return problems
+    if not apart:
+        problems += _scattered(trains, privacy.unit, settings.partition.by)
     for name, documents in trains.items():
-        there, declared = len(units_of(documents, privacy.unit)), privacy.units.get(name, 0)
-        if 0 < declared < there:
-            message = (
-                f"{name!r} declares {declared} {privacy.unit}s, and has {there}; declare at least as many"
-            )
-            problems.append(Problem("privacy.units", message))
+        problems += _beyond_declared(privacy, name, len(units_of(documents, privacy.unit)))
     return problems
+
+
+def _scattered(clients: Mapping[str, Sequence[Document]], unit: str, partition: str) -> list[Problem]:
+    """Returns why the epsilon of a client is not that of a unit, which is at several clients, if one is."""
+    places: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for client, documents in clients.items():
+        for whose in units_of(documents, unit):
+            places[whose].add(client)
+    several = [(name, sorted(who)) for (_, name), who in places.items() if len(who) > 1]
+    if partition == "tokens":
+        what = "it cuts documents"
+    elif several:
+        name, who = several[0]
+        what = f"{len(several)} {unit}s are at several clients (for example {name!r} at {', '.join(who)})"
+    else:
+        return []
+    message = f"{partition!r} parts what privacy.unit {unit!r} is to protect as a whole: {what}"
+    return [Problem("partition.by", f"{message}; 'site' keeps it together")]
+
+
+def window_problems(
+    settings: RunSettings, task: Task, tokenizer: Any, clients: Mapping[str, Split]
+) -> list[Problem]:
+    """Returns which clients have more windows than they declare, where these are the units."""
+    privacy = settings.privacy
+    if privacy.unit != "window" or not privacy.by_unit or privacy.units is None:
+        return []
+    counts = {name: len(task.training_examples(own.train, tokenizer)) for name, own in clients.items()}
+    return [problem for name, there in counts.items() for problem in _beyond_declared(privacy, name, there)]
+
+
+def _beyond_declared(privacy: PrivacySettings, client: str, there: int) -> list[Problem]:
+    """Returns why a client has too many units, if it has; one that declares none is told of elsewhere."""
+    declared = (privacy.units or {}).get(client, 0)
+    message = f"{client!r} declares {declared} {privacy.unit}s, and has {there}; declare at least as many"
+    return [Problem("privacy.units", message)] if 0 < declared < there else []
 
 
 def privacy_of(settings: RunSettings, method: Method, layout: Layout | None = None) -> Privacy:

@@ -73,7 +73,7 @@ class Run(Generic[EngineType]):
         engine_of: Callable[[Experiment, Path, Listener], EngineType],
     ) -> None:
         self.experiment, self.folder = experiment, folder
-        self.committed = 0
+        self.committed = self._under_way = 0
         self._listen = listen
         self._log = RecordLog(folder / "record.jsonl")
         self._checkpoints = Checkpoints(folder / "checkpoints")
@@ -205,6 +205,7 @@ class Run(Generic[EngineType]):
         self.engine.wait(settings.federation.min_clients)
         rng = self.experiment.seed.child("round", number)
         cohort = self._cohort(number, self._drawn(rng))
+        self._under_way = 1
         cohort.scored = scored_when_trained(number, settings.federation)
         self._emit(
             "round_started",
@@ -250,7 +251,7 @@ class Run(Generic[EngineType]):
             ),  # in every round: a run may go through several processes
         }
         self._emit("round", facts)
-        self.committed = number
+        self.committed, self._under_way = number, 0
         self.engine.committed(number, book.attendance.lost)
         if self._sums is not None:
             self._sums.committed(number)
@@ -307,7 +308,7 @@ class Run(Generic[EngineType]):
         if privacy.mechanism == "none":
             return
         try:
-            spent = self._spent(self.committed)
+            spent = self._spent(self.committed + self._under_way)  # of which the noise may be out
             turns = {client: own["turns"] for client, own in spent.items()}
             pooled = self.experiment.method.pooled
             both = epsilon_at_two(privacy, turns, pooled=pooled) if privacy.settings.by_unit else None

@@ -244,12 +244,16 @@ def _patients(experiment: Experiment, privacy: Privacy) -> PatientPrivacy | None
 
 
 def _most_units(site: Site, of: str, unit: str) -> int:
-    """Returns how many units are one patient's, or one document's, at most."""
+    """Returns how many units are one patient's, or one document's, at most.
+
+    Where texts are packed, one that stands behind another may reach into one window more than alone.
+    """
+    more = int(unit == "window" and site.task.packed)
     counts: Counter[tuple[str, str]] = Counter()
     for document in site.documents.train:
         owner = document.patient if of == "patient" else document.id
         windows = len(site.task.training_examples([document], site.tokenizer)) if unit == "window" else 1
-        counts[document.site, owner] += windows
+        counts[document.site, owner] += windows + more
     return max(counts.values(), default=0)
 
 

@@ -91,8 +91,8 @@ class UnitGradients:
             ConfigurationError: There are more than are declared, on whose number the noise rests.
         """
         units = self.units_of()
-        if len(units) > self.declared:
-            told = f"{self.declared} {self.privacy.settings.unit}s are declared, and there are {len(units)}"
+        if len(units) > self.declared:  # how many is for nobody else, and the server hears this
+            told = f"there are more {self.privacy.settings.unit}s than the {self.declared} that are declared"
             raise ConfigurationError([Problem("privacy.units", f"{told}; declare at least as many")])
         return units
 
@@ -132,8 +132,9 @@ class UnitGradients:
         Returns:
             The loss, and its number of terms. Neither may leave the client.
         """
-        passes_of = self._passes_of(client, parameters)
-        passes = passes_of(client, parameters, self.privacy.settings.clip, feed, leave_out, tally)
+        passes_of, active = self._passes_of(client, parameters), leave_out()
+        # The same blocks for all units of a step: drawn by pass, a unit's would depend on who else is there.
+        passes = passes_of(client, parameters, self.privacy.settings.clip, feed, lambda: active, tally)
         self.drawn += len(drawn)
         single = [] if self._by_unit else [unit for unit in drawn if _is_row(unit)]
         rows = rows_together(client.model, parameters) if len(single) > 1 else 1

@@ -49,6 +49,11 @@ class Privacy:
         """How often noise is added in a turn, or in a round."""
         return self.settings.steps or 1
 
+    def noise_of(self, client: str) -> dict[str, float]:
+        """Returns the noise of a client's steps, in units of `clip`, and the chance of a unit in one."""
+        assert self.rates is not None  # noqa: S101 - a mechanism has them
+        return {"sigma": self.sigma, "rate": self.rates[client], "steps": self.steps}
+
     def epsilon(self, client: str, turns: int) -> float | None:
         """Returns what so many turns of a client have spent, at `settings.delta`.
 

@@ -46,6 +46,7 @@ def statement(events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = ()) -> 
         joint=facts.get("joint"),
         served=start.get("id") is not None,
         unit=NAMES[facts["unit"]],
+        units=NAMES[facts["unit"]].replace(facts["unit"], f"{facts['unit']}s"),
         spent=spent,
         largest=largest(spent),
         at_two=told[-1]["at_two"] if told else None,

@@ -106,6 +106,13 @@ class DocumentClassification(WindowTask):
         """Whether the labels, or how many of them a document has, are left to documents."""
         return "auto" in (self.labels, self.problem_type)
 
+    def left_to_documents(self) -> Iterator[Problem]:
+        """Yields what is read from documents: the names of labels, and how many of them one may have."""
+        yield from super().left_to_documents()
+        if self.problem_type == "auto":
+            message = "'auto' goes by the documents that are to be protected; say single_label or multi_label"
+            yield Problem("task.problem_type", message)
+
     def fitted(self, clients: Mapping[str, Split]) -> DocumentClassification:
         """Returns the task for a corpus: its labels are those that are named, or of all documents, sorted.
 

@@ -14,7 +14,7 @@ told rightly for WSC.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -336,6 +336,19 @@ class ClozeQuestions(CausalTask):
         """Returns which labels documents have, (documents, labels)."""
         found = [[label in own for label in self.words] for own in labels]
         return np.array(found, dtype=bool).reshape(-1, len(self.words))
+
+    def left_to_documents(self) -> Iterator[Problem]:
+        """Yields what is read from documents: what is asked, and which labels there are."""
+        yield from super().left_to_documents()
+        if self.question == "auto":
+            message = "'auto' goes by the documents that are to be protected; name it, one of "
+            yield Problem("task.question", message + ", ".join(FORMS))
+        elif FORMS[self.question] == "label":
+            message = (
+                f"the labels of {self.question!r} are read from the documents that are to be protected; use "
+                "task classify with task.labels named"
+            )
+            yield Problem("task.question", message)
 
     def _question_of(self, documents: Sequence[Document]) -> str:
         """Returns the kind of question that is named, or that the documents are for."""

@@ -29,6 +29,7 @@ from fedstrata.engine.remote.scoring import gathered, summed
 from fedstrata.engine.remote.turns import (
     NobodySpeaks,
     RemoteTurns,
+    TurnsBegun,
     check_trained,
     check_update,
     tell_failed,
@@ -93,7 +94,7 @@ class RemoteEngine(Engine):
         self._hub: Hub | None = None
         self._known: dict[str, ClientInfo] = {}
         self._greetings: dict[str, Greeting] = {}
-        self._begun: dict[str, int] = _turns_begun(events)
+        self._begun = TurnsBegun(_turns_begun(events))
         self._committed = 0  # the last round that is
         self._counted = _rounds_of(events)  # the rounds that each client has delivered in
         self._here: Sequence[str] | None = None
@@ -195,8 +196,8 @@ class RemoteEngine(Engine):
         return self._known[client]
 
     def turns_begun(self, client: str) -> int:
-        """Returns in how many turns a client says that it has begun to train privately."""
-        return self._begun.get(client, 0)
+        """Returns in how many turns a client has begun to train privately, by what it says and has sent."""
+        return max(self._begun[client], len(self._counted.get(client, ())) + (client in self._delivered))
 
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Has clients compute at once."""
@@ -230,7 +231,9 @@ class RemoteEngine(Engine):
                 self._at_work.discard(client)
 
         def heard(client: str, begun: int) -> None:
-            self._begun[client] = max(begun, self._begun.get(client, 0))
+            if self._begun.hear(client, begun):
+                what = f"{client} has begun to count its private turns anew: what it kept of the run is lost"
+                self._listen("warning", {"message": f"{what}; those from before are counted as well"})
 
         trained = sum(self.whole.layout.sizes[name] for name in self._trained)
         stays = self._divided is None

@@ -9,8 +9,8 @@ its client to have ended.
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -245,6 +245,31 @@ class RemoteTurns:
     def _end(self, client: str, reason: str) -> None:
         """Ends a client's turn, and tells it if it is there."""
         tell_failed(self.hub, client, self._turns.pop(client).number, reason)
+
+
+class TurnsBegun:
+    """In how many turns clients have begun to train privately, by what each says of itself.
+
+    One that says fewer than before has lost what it kept, and counts anew; both counts were spent. Where the
+    server has gone on from its record, this may count turns twice, and never too few.
+
+    Args:
+        known: How many each had begun when the server began.
+    """
+
+    def __init__(self, known: Mapping[str, int]) -> None:
+        self._before, self._said = Counter[str](), Counter(known)
+
+    def hear(self, client: str, said: int) -> bool:
+        """Takes down what a client says; returns whether it counts anew."""
+        anew = said < self._said[client]
+        if anew:
+            self._before[client] += self._said[client]
+        self._said[client] = said
+        return anew
+
+    def __getitem__(self, client: str) -> int:
+        return self._before[client] + self._said[client]
 
 
 def tell_failed(hub: Hub, client: str, turn: int, reason: str) -> None:

@@ -188,9 +188,9 @@ class RayWorkers:
             return
         order = job.order
         turn = (order.round, order.handler, order.call)
-        Release(
-            client_folder(self.folder, order.client), turn, order.plan, self.experiment.privacy.turns
-        ).take_down()
+        privacy, folder = self.experiment.privacy, client_folder(self.folder, order.client)
+        noise = privacy.noise_of(order.client)
+        Release(folder, turn, order.plan, privacy.turns, noise=noise).take_down()
 
 
 def _came_of(future: Future[Any]) -> Any:
