@@ -204,7 +204,8 @@ def _problems(
 
 def _origin(source: Source, path: str, message: str) -> str:
     """Returns where a setting was set; of a section, the first of its settings that a message names."""
-    named = re.findall(rf"\b{re.escape(path)}(?:\.\w+)+", message) if path else []
+    words = re.findall(rf"(?:\b{re.escape(path)}\.)?(\w+(?:\.\w+)*)", message) if path else []
+    named = (f"{path}.{word}" for word in words)
     known = (each for each in named if any(f"{own}.".startswith(f"{each}.") for own in source.origins))
     return source.origin(next(known, path))
 
