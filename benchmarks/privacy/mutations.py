@@ -66,7 +66,7 @@ MUTANTS = [
     ),
     Mutant(
         "turns of other noise are counted by the noise of now",
-        [(RELEASES, "if others := [event for", "if others := 0 and [event for")],
+        [(RELEASES, "if others := [turn for", "if others := 0 and [turn for")],
         [f"{OF_TURNS}::test_turns_of_other_noise_are_none_of_the_run"],
     ),
     Mutant(

@@ -200,10 +200,10 @@ def test_a_resumed_run_goes_on_with_what_the_optimiser_keeps(
 def test_turns_beyond_what_the_noise_allows_are_refused(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_left(folder: Any) -> int:
-        return 4
+    def none_left(folder: Any) -> list[dict[str, Any]]:
+        return [{"event": "begun"}] * 4
 
-    monkeypatch.setattr("fedstrata.client.releases.turns_begun", none_left)
+    monkeypatch.setattr("fedstrata.client.releases._begun", none_left)
     with pytest.raises((BudgetSpentError, ClientsLostError), match="allows for 4"):
         run_tiny(*JOINT, "federation.min_clients=null")
 

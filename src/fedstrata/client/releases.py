@@ -7,6 +7,7 @@ it is one release, however often it is sent. Of joint noise none is kept: a shar
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.store import ClientStore
@@ -27,7 +28,12 @@ def turns_begun(folder: Path) -> int:
     Args:
         folder: The client's.
     """
-    return sum(event["event"] == "begun" for event in read_events(folder / RECORD))
+    return len(_begun(folder))
+
+
+def _begun(folder: Path) -> list[dict[str, Any]]:
+    """Returns what was taken down of each turn that a client has begun."""
+    return [event for event in read_events(folder / RECORD) if event["event"] == "begun"]
 
 
 class Release:
@@ -39,7 +45,7 @@ class Release:
         plan: What the client is sent.
         allowed: How many turns its noise allows.
         account: What its site's budget has of the run; none without a budget.
-        noise: The noise of the turn's steps, and what it is for; none for whatever there was before.
+        noise: The noise of the turn's steps; all turns of a run have the same.
         keeps: Whether a finished update may be sent again.
     """
 
@@ -66,9 +72,9 @@ class Release:
             BudgetSpentError: The noise allows for no more, or the site's budget does not; or what was begun
                 before had other noise.
         """
-        spent = turns_begun(self._folder)
-        record = read_events(self._folder / RECORD)
-        if others := [event for event in record if event.get("noise", self._noise) != self._noise]:
+        begun = _begun(self._folder)
+        spent = len(begun)
+        if others := [turn for turn in begun if turn.get("noise", self._noise) != self._noise]:
             raise BudgetSpentError(
                 f"client {self._folder.name} has begun {len(others)} turns of this run with other noise than "
                 "is asked for now, of which no epsilon of the run would be true; what was committed stays"

@@ -297,7 +297,7 @@ def unfit_clients(
     clients = [name for name, own in sites.items() if own.train]
     return [
         *unfit_participants(settings.federation, method, clients),
-        *(count_problems(settings, len(clients)) if method is None or not method.not_summed() else ()),
+        *count_problems(settings, method, len(clients)),
         *task.named_in_vain(every(sites)),
     ]
 

@@ -210,7 +210,7 @@ def check_served(source: Source, clients: Sequence[str], *, trains: bool = True)
     if trains:
         problems += source.located(unservable(checked.settings, method))
         problems += source.located(unfit_participants(checked.settings.federation, method, clients))
-        problems += source.located(count_problems(checked.settings, len(clients)))
+        problems += source.located(count_problems(checked.settings, method, len(clients)))
     if problems:
         raise ConfigurationError(problems)
     return checked

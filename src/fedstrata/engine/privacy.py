@@ -17,6 +17,7 @@ from fedstrata.core.settings.privacy import (
     MOST_SITES,
     BudgetSettings,
     PrivacySettings,
+    delta_fault,
 )
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.training import TrainingSettings
@@ -79,9 +80,7 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
 
 
 def _of_delta(delta: float, count: int, of: str) -> list[Problem]:
-    """Returns why delta is too large for so many of what is protected, if it is."""
-    message = f"must be below 1/{count}, for the {count} {of}, not {delta:g}"
-    return [Problem("privacy.delta", message)] if delta * count >= 1.0 else []
+    return [Problem("privacy.delta", fault)] if (fault := delta_fault(delta, count, of)) else []
 
 
 def _not_private(method: Method, mechanism: str) -> str:
@@ -110,17 +109,18 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
         yield Problem("privacy.unit", message)
 
 
-def count_problems(settings: RunSettings, clients: int) -> list[Problem]:
+def count_problems(settings: RunSettings, method: Method | None, clients: int) -> list[Problem]:
     """Returns why so many clients cannot be protected, or hidden in a masked sum, if they cannot.
 
     Args:
         settings: The run's settings.
+        method: Its method; of one that is not summed at all no more is said.
         clients: How many there are.
     """
     privacy, share = settings.privacy, settings.federation.sample
     if privacy.mechanism == "central" and privacy.delta is not None:
         return _of_delta(privacy.delta, clients, "clients")
-    if not privacy.secure_aggregation:
+    if not privacy.secure_aggregation or (method is not None and method.not_summed()):
         return []
     asked, needed = sample_size(clients, share), privacy.survivors or LEAST_SITES
     whose = f"{clients} clients, of which federation.sample takes {share:g}, are {asked} a round"
@@ -173,11 +173,11 @@ def unit_problems(
 
 def _scattered(clients: Mapping[str, Sequence[Document]], unit: str, partition: str) -> list[Problem]:
     """Returns why the epsilon of a client is not that of a unit, which is at several clients, if one is."""
-    places: dict[tuple[str, str], set[str]] = defaultdict(set)
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
     for client, documents in clients.items():
         for whose in units_of(documents, unit):
-            places[whose].add(client)
-    several = [(name, sorted(who)) for (_, name), who in places.items() if len(who) > 1]
+            places[whose].append(client)
+    several = [(name, who) for (_, name), who in places.items() if len(who) > 1]
     if partition == "tokens":
         what = "it cuts documents"
     elif several:

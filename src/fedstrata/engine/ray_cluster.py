@@ -46,24 +46,23 @@ def join() -> None:
     global _joined  # noqa: PLW0603 - Ray is one for the whole process, too
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "1")  # else it looks for a quarter of an hour
-    address = os.environ.get(ADDRESS)
-    if address in {"", _NEW}:
-        address = None
-    if address is None:
+    address = os.environ.get(ADDRESS) or _NEW
+    alone = address == _NEW
+    if alone:
         os.environ.setdefault(_SEVERAL_MACHINES, "0")  # is read when Ray is imported
     import ray  # noqa: PLC0415 - optional
 
     if ray.is_initialized():
         return
-    own: dict[str, Any] = {} if address else {"num_cpus": cores(), "include_dashboard": False}
+    own: dict[str, Any] = {"num_cpus": cores(), "include_dashboard": False} if alone else {}
     try:
-        ray.init(address=address or _NEW, log_to_driver=False, logging_level="error", **own)
+        ray.init(address=address, log_to_driver=False, logging_level="error", **own)
     except (ConnectionError, ValueError) as error:
-        what = f"join the Ray cluster at {address} ({ADDRESS})" if address else "start Ray on this machine"
+        what = "start Ray on this machine" if alone else f"join the Ray cluster at {address} ({ADDRESS})"
         message = f"cannot {what}: {type(error).__name__}"
         raise ConfigurationError([Problem("workers", message)]) from None
     _joined = True
-    if address is None and (found := ray.util.get_node_ip_address()) != _LOOPBACK:
+    if alone and (found := ray.util.get_node_ip_address()) != _LOOPBACK:
         leave()
         message = (
             f"Ray would listen on {found}, since this program has imported it before: start Ray yourself "

@@ -207,10 +207,8 @@ class Run(Generic[EngineType]):
         cohort = self._cohort(number, self._drawn(rng))
         self._under_way = 1
         cohort.scored = scored_when_trained(number, settings.federation)
-        self._emit(
-            "round_started",
-            {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.clients)},
-        )
+        begun = {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.clients)}
+        self._emit("round_started", begun)
         abandoned = False
         try:
             state = method.round(state, cohort, rng.child("method"))
@@ -246,9 +244,8 @@ class Run(Generic[EngineType]):
             "serve_seconds": book.serve_seconds,
             "evaluate_seconds": scoring_seconds + cohort.score_seconds,
             "engine_overhead_seconds": seconds - scoring_seconds - cohort.worked_seconds,
-            **peaks(
-                self.experiment.model.device, self.engine.memory()
-            ),  # in every round: a run may go through several processes
+            # In every round: a run may go through several processes.
+            **peaks(self.experiment.model.device, self.engine.memory()),
         }
         self._emit("round", facts)
         self.committed, self._under_way = number, 0

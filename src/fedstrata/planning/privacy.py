@@ -18,7 +18,7 @@ at sigma / B = 1.05, are hopeless for more than 1400 numbers that train; 400 pat
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -300,16 +300,6 @@ def _unit_warnings(plan: PrivacyPlan) -> Iterator[str]:
             f"fewer {plan.unit}s than declared ({told}{more}): steps see fewer than privacy.expected_batch "
             "and are divided by it all the same, so that the noise weighs more than it has to"
         )
-    beyond = [f"{name} {own.found} of {own.declared}" for name, own in _beyond(plan.clients)]
-    if beyond:
-        yield (
-            f"more {plan.unit}s than declared ({', '.join(beyond[:5])}): declare at least as many in "
-            "privacy.units"
-        )
-
-
-def _beyond(clients: Mapping[str, SitePrivacy]) -> Sequence[tuple[str, SitePrivacy]]:
-    return [(name, own) for name, own in clients.items() if own.found > own.declared]
 
 
 def sum_warnings(experiment: Experiment) -> Iterator[str]:

@@ -54,7 +54,7 @@ class TypedTask(Task):
     @property
     def needs_documents(self) -> bool:
         """Whether the types, or what else goes by them, are left to documents."""
-        return "auto" in [getattr(self, setting) for setting in self.naming]
+        return any(self.left_to_documents())
 
     def restored(self, classes: Sequence[str]) -> Self:
         """Returns the task again for a model that was trained for it.

@@ -104,7 +104,7 @@ class DocumentClassification(WindowTask):
     @property
     def needs_documents(self) -> bool:
         """Whether the labels, or how many of them a document has, are left to documents."""
-        return "auto" in (self.labels, self.problem_type)
+        return any(self.left_to_documents())
 
     def left_to_documents(self) -> Iterator[Problem]:
         """Yields what is read from documents: the names of labels, and how many of them one may have."""

@@ -158,7 +158,7 @@ class Federation:
             if member == SERVER:
                 self._write_server(self._read_authority())
                 return self.folder / SERVER
-            self.require_member(member, archive=archive)
+            self.require_member(member)
             token = self._write_site(self._read_authority(), member, archive=archive, renewed=True)
             self._admit({member: token})
         return self.place_of(member)

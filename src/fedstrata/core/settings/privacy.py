@@ -216,12 +216,18 @@ class PrivacySettings(Settings):
     def _beyond_declared(self) -> Iterator[str]:
         """Yields what does not go with the units that are declared."""
         most = max((self.units or {}).values(), default=0)
-        if self.delta is not None and self.delta * most >= 1.0:
-            why = f"for the {most} units that a client declares"
-            yield f"delta must be below 1/{most}, {why}, not {self.delta:g}"
+        if self.delta is not None and (
+            fault := delta_fault(self.delta, most, "units that a client declares")
+        ):
+            yield f"delta {fault}"
         if self.budget is not None and self.budget.delta * most >= 1.0:
             yield f"budget.delta must be below 1/{most}, as delta, not {self.budget.delta:g}"
         for name, count in (self.units or {}).items():
             if self.expected_batch is not None and count < self.expected_batch:
                 least = f"expected_batch ({self.expected_batch})"
                 yield f"units of {name!r} must be at least {least}, not {count}"
+
+
+def delta_fault(delta: float, count: int, of: str) -> str:
+    """Says why delta is too large for so many of what is protected; empty if it is not."""
+    return f"must be below 1/{count}, for the {count} {of}, not {delta:g}" if delta * count >= 1.0 else ""
