@@ -283,8 +283,11 @@ def test_a_partition_that_parts_a_patient_is_refused() -> None:
     patients = ("data.synthetic.notes_per_patient=3", "data.synthetic.notes=30", "privacy.unit=patient")
     units = "{" + ", ".join(f"client-0{number}: 40" for number in range(1, 5)) + "}"
     by = ("partition={by: iid, clients: 4}", f"privacy.units={units}")
-    with pytest.raises(ConfigurationError, match=r"partition\.by: 'iid' parts .* patients are at several"):
+    with pytest.raises(
+        ConfigurationError, match=r"partition\.by: 'iid' parts .* patients are at several"
+    ) as told:
         prepare(read_source(None, [*TINY, *PRIVATE, *patients, *by]))
+    assert "(for example at client-01, client-0" in str(told.value), "and nobody's name"
     prepare(read_source(None, [*TINY, *PRIVATE, *patients[:2], *by, "privacy.unit=document"]))
     cut = (
         "task={name: lm}",

@@ -177,12 +177,11 @@ def _scattered(clients: Mapping[str, Sequence[Document]], unit: str, partition: 
     for client, documents in clients.items():
         for whose in units_of(documents, unit):
             places[whose].append(client)
-    several = [(name, who) for (_, name), who in places.items() if len(who) > 1]
+    several = [who for who in places.values() if len(who) > 1]
     if partition == "tokens":
         what = "it cuts documents"
-    elif several:
-        name, who = several[0]
-        what = f"{len(several)} {unit}s are at several clients (for example {name!r} at {', '.join(who)})"
+    elif several:  # whose names are for no message
+        what = f"{len(several)} {unit}s are at several clients (for example at {', '.join(several[0])})"
     else:
         return []
     message = f"{partition!r} parts what privacy.unit {unit!r} is to protect as a whole: {what}"
