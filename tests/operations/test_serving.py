@@ -44,14 +44,18 @@ class Served:
     """A server with its operations, in this process."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self.folder, self.told = folder, list[str]()
-        self.standing = Standing(["north", "south"], lambda event, facts: self.told.append(event))
+        self.folder, self.told = folder, list[tuple[str, Any]]()
+        self.standing = Standing(["north", "south"], self.hear)
         self.hub = GrpcHub(
             lambda client, greeting: AGREED, largest=2**20, clients=["north", "south"], timing=TIMING
         )
         stack.callback(self.hub.stop, 0.1)
         self.address = self.hub.listen("127.0.0.1:0")
         self.operations = stack.enter_context(Operations(folder, self.hub, self.standing, "127.0.0.1:0"))
+
+    def hear(self, event: str, facts: Mapping[str, Any]) -> None:
+        """Takes what is passed on, with the rounds that are committed by then."""
+        self.told.append((event, self.standing.picture()["committed"]))
 
     def site(self, name: str) -> Mapping[str, Any]:
         """Returns what `fedstrata status` would be told of a site."""
@@ -140,7 +144,8 @@ def test_what_has_happened_is_counted(served: Served) -> None:
     south = served.site("south")
     assert (south["delivered"], south["lost"], south["failure"]) == (1, 1, None)
     assert (south["bytes_up"], south["bytes_down"], south["round"]) == (80, 200, 2)
-    assert served.told[:3] == ["run", "round_started", "client"], "whoever else listens is told"
+    told = [("run", 0), ("round_started", 0), ("client", 0)]
+    assert served.told[:3] == told, "whoever else listens is told"
 
 
 def test_a_run_that_goes_on_begins_with_what_its_record_has(folder: Path) -> None:

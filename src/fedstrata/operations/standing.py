@@ -56,7 +56,7 @@ class Standing:
 
     Args:
         sites: Who is expected.
-        listen: Told every event first.
+        listen: Told every event after it.
     """
 
     def __init__(self, sites: Sequence[str] = (), listen: Listener = lambda event, facts: None) -> None:
@@ -69,9 +69,9 @@ class Standing:
         self._rounds_done, self._seconds_of_rounds = 0, 0.0
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Takes one event."""
-        self._listen(event, facts)
+        """Takes one event, and then passes it on: whoever hears of a round finds it in the picture."""
         self._take(event, facts)
+        self._listen(event, facts)
 
     def replay(self, events: Iterable[Mapping[str, Any]]) -> None:
         """Takes the events of a record, of which nobody else is told."""
