@@ -24,13 +24,11 @@ from typing import Any
 import torch
 from deaths import live, serve, stall_before
 from support import TINY
-from troubled import Troubled, TwoHandlers
 
 import fedstrata.engine.run  # noqa: F401 - what takes long; not gRPC, which cannot be forked
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message, Update
-from fedstrata.methods import METHODS
 
 SECOND_STEP = 3
 """Which message of a turn is the first of the second step."""
@@ -134,7 +132,6 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     from fedstrata.transport.timing import Timing
 
     torch.set_num_threads(1)
-    METHODS.update(troubled=Troubled, two_handlers=TwoHandlers)
     if behaviour.startswith("generate "):
         answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
         return

@@ -18,7 +18,6 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message, Plan, State, Update
-from fedstrata.methods import METHODS
 from fedstrata.methods.averaging import Averaging
 from fedstrata.methods.fedavg import FedAvg
 
@@ -81,8 +80,3 @@ class TwoHandlers(Averaging):
         if client.id == "site-2" and turns == self.fails_in:
             raise TrainingError("diverged")
         return Update({}, {}, weight=float(len(client.examples)))
-
-
-def make_known() -> None:
-    """Lets configurations in this process name them."""
-    METHODS.update(troubled=Troubled, two_handlers=TwoHandlers)

@@ -26,21 +26,6 @@ from fedstrata.tasks.causal import CausalTask, cross_entropies
 from fedstrata.tasks.texts import padding_id, whole_texts
 from fedstrata.tasks.windows import Row, run_model
 
-SETTINGS = (
-    "task={name: beginnings, words: 6}",
-    "data.types=null",
-    "data.split={train: 0.6, validation: 0.2, test: 0.2}",
-    "data.synthetic.sites=2",
-    "data.synthetic.notes=6",
-    "federation.evaluate_every=1",
-    "training.learning_rate=0.05",
-    "training.epochs=3",
-    "model.config={model_type: gpt2, n_embd: 16, n_layer: 2, n_head: 2, n_positions: 256}",
-    "model.init=random",
-    "model.tokenizer=mini",
-    "method={name: fedavg}",
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Beginning(Row):
@@ -98,9 +83,24 @@ class Beginnings(CausalTask):
         return replace(self.known(document), metadata={**document.metadata, "surprise": f"{answer:.3f}"})
 
 
+SETTINGS = (
+    f"task={{name: '{TASKS.name_of(Beginnings)}', words: 6}}",
+    "data.types=null",
+    "data.split={train: 0.6, validation: 0.2, test: 0.2}",
+    "data.synthetic.sites=2",
+    "data.synthetic.notes=6",
+    "federation.evaluate_every=1",
+    "training.learning_rate=0.05",
+    "training.epochs=3",
+    "model.config={model_type: gpt2, n_embd: 16, n_layer: 2, n_head: 2, n_positions: 256}",
+    "model.init=random",
+    "model.tokenizer=mini",
+    "method={name: fedavg}",
+)
+
+
 @pytest.fixture(autouse=True)
 def own_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(TASKS, "beginnings", Beginnings)
     report_nothing(monkeypatch)
 
 

@@ -9,9 +9,6 @@ from typing import Any
 
 import pytest
 from support import REPOSITORY
-from troubled import Troubled, TwoHandlers, make_known
-
-from fedstrata.methods import METHODS
 
 NODES = 2
 SMALL = {"num_cpus": 1, "object_store_memory": 2**27}
@@ -32,12 +29,6 @@ class RayNodes:
             self.cluster.add_node(**SMALL)
 
 
-@pytest.fixture(autouse=True)
-def _known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "troubled", Troubled)
-    monkeypatch.setitem(METHODS, "two_handlers", TwoHandlers)
-
-
 @pytest.fixture(scope="session")
 def _ray_nodes() -> Iterator[RayNodes]:
     """One cluster for all tests: it takes seconds to start."""
@@ -52,8 +43,7 @@ def _ray_nodes() -> Iterator[RayNodes]:
         cluster = Cluster(True, head_node_args={**SMALL, "num_cpus": 0, "include_dashboard": False})
         nodes = RayNodes(cluster)
         nodes.restore()
-        hook = {"worker_process_setup_hook": f"{make_known.__module__}.{make_known.__name__}"}
-        ray.init(address=cluster.address, runtime_env=hook, log_to_driver=False, logging_level="error")
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
         yield nodes
         ray.shutdown()
         cluster.shutdown()

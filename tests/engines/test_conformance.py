@@ -345,7 +345,7 @@ def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_tiny: RunTin
 
 
 def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
-    method = f"method={{name: troubled, client: site-2, trouble: {trouble}, marks: {marks}}}"
+    method = f"method={{name: 'troubled:Troubled', client: site-2, trouble: {trouble}, marks: {marks}}}"
     return (method, "federation.min_clients=1", "threads=1")
 
 
@@ -411,7 +411,13 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
             yield order, result
 
     monkeypatch.setattr(RemoteEngine, "_turns", watched)
-    served(tmp_path / "served", clients, "method={name: two_handlers}", "federation.rounds=1", "threads=1")
+    served(
+        tmp_path / "served",
+        clients,
+        "method={name: 'troubled:TwoHandlers'}",
+        "federation.rounds=1",
+        "threads=1",
+    )
     assert (told[0], told[-1]) == (None, 1)
 
 
@@ -500,13 +506,13 @@ def test_a_mistake_in_the_program_stops_the_run(several: RunTiny, tmp_path: Path
 )
 def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_by: RunBy, engine: str) -> None:
     """What it kept when it trained goes too: the store is that of the round before."""
-    run = run_by(engine, "method={name: two_handlers}", "federation.min_clients=1", "threads=1")
+    run = run_by(engine, "method={name: 'troubled:TwoHandlers'}", "federation.min_clients=1", "threads=1")
     assert [kept_by(run, f"site-{site}").values["turns"] for site in (1, 2, 3)] == [2, 1, 2]
 
 
 def test_what_nobody_takes_leaves_no_trace(run_tiny: RunTiny, tmp_path: Path) -> None:
     """The round cannot do without the client that fails; others were ahead of it."""
-    method = f"method={{name: troubled, client: site-1, trouble: fails, marks: {tmp_path}}}"
+    method = f"method={{name: 'troubled:Troubled', client: site-1, trouble: fails, marks: {tmp_path}}}"
     with pytest.raises(ClientsLostError):
         run_tiny(method, "workers=2", "threads=1")
     stores = [path for path in (tmp_path / "run" / "clients").rglob("store-*") if path.is_file()]

@@ -136,7 +136,7 @@ def test_a_private_turn_whose_worker_is_killed_is_spent_twice_and_gives_the_same
     run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path, ray_nodes: object
 ) -> None:
     """What the lost worker has taken down is lost with it: nobody else knows whether it had begun."""
-    method = f"method={{name: troubled, client: site-2, trouble: is killed, marks: {tmp_path}}}"
+    method = f"method={{name: 'troubled:Troubled', client: site-2, trouble: is killed, marks: {tmp_path}}}"
     killed = run_tiny(method, *PRIVATE, "threads=1", "workers=ray")
     never = run_once("method={name: fedavg}", *PRIVATE, "threads=1")
     assert_same_tensors(never.state.tensors, killed.state.tensors)

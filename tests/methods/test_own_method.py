@@ -1,4 +1,4 @@
-"""A method of one's own: a class, one entry in METHODS, and everything else asks it what it needs to know."""
+"""A method of one's own: a class, the name it is found by, and all else asks it what it needs to know."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ from fedstrata.methods import METHODS
 from fedstrata.methods.averaging import Averaging
 from fedstrata.planning.plan import make_plan
 
-PULLED_TOP = "method={name: pulled_top, mu: 0.5}"
-
 
 class PulledTop(Averaging):
     """FedProx over the highest block alone, of which the rest of the model is the frozen foundation."""
@@ -50,9 +48,8 @@ class PulledTop(Averaging):
         return self.trained(plan, client, rng, proximal=self.mu)
 
 
-@pytest.fixture(autouse=True)
-def _there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "pulled_top", PulledTop)
+NAMED = METHODS.name_of(PulledTop)
+PULLED_TOP = f"method={{name: '{NAMED}', mu: 0.5}}"
 
 
 def test_a_method_of_ones_own_is_planned_and_run(run_tiny: RunTiny) -> None:
@@ -70,7 +67,7 @@ def test_a_method_of_ones_own_is_planned_and_run(run_tiny: RunTiny) -> None:
 
 
 def test_it_is_averaged_by_a_rule_and_goes_on(run_tiny: RunTiny) -> None:
-    method = "method={name: pulled_top, aggregation: median}"
+    method = f"method={{name: '{NAMED}', aggregation: median}}"
     whole = run_tiny(method, out="whole")
     run_tiny(method, "federation.rounds=1", out="part")
     resumed = run_tiny("federation.rounds=2", out="part", resume=True)
@@ -81,13 +78,13 @@ def test_it_is_averaged_by_a_rule_and_goes_on(run_tiny: RunTiny) -> None:
 
 def test_its_settings_and_what_it_cannot_work_with_are_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"method\.muu: unknown key; did you mean 'mu'\?"):
-        prepare(read_source(None, [*TINY, "method={name: pulled_top, muu: 1}"]))
+        prepare(read_source(None, [*TINY, f"method={{name: '{NAMED}', muu: 1}}"]))
     with pytest.raises(ConfigurationError, match=r"federation\.sample: takes too few"):
         prepare(read_source(None, [*TINY, PULLED_TOP, "federation.sample=0.5"]))
 
 
 def test_no_file_outside_of_methods_names_one() -> None:
-    cards = {card.__module__ for card in METHODS.values()} - {__name__}
+    cards = {card.__module__ for card in METHODS.values()}
     imported = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(cards)))})\b")
     source = Path(fedstrata.__file__).parent
     named = [

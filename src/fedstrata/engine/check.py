@@ -83,7 +83,7 @@ def check_settings(source: Source) -> Checked:
     task, wrong = _check_task(settings, source) if "task" not in broken else (None, [])
     problems = sorted([*problems, *wrong], key=_section_order)
     task = task or TASKS[USUAL_TASK]()
-    settings = _with_absolute_paths(settings).model_copy(update={"task": task.model_dump()})
+    settings = _with_absolute_paths(settings).model_copy(update={"task": TASKS.section_of(task)})
     if not sections_of(problems) & {"data", "task", "partition"}:
         problems += source.located(_idle_choices(settings, task))
     method, wrong = _check_method(settings, source)
@@ -91,7 +91,7 @@ def check_settings(source: Source) -> Checked:
     if method is not None:
         problems += source.located(method.problems(Facts(training=settings.training)))
         problems += source.located(settings_problems(settings, task, method))
-        settings = with_adapter(settings.model_copy(update={"method": method.model_dump()}), method)
+        settings = with_adapter(settings.model_copy(update={"method": METHODS.section_of(method)}), method)
     return Checked(source, settings, task, method, problems)
 
 
@@ -113,24 +113,26 @@ def collecting(problems: list[Problem], source: Source) -> Iterator[None]:
 
 def _check_task(settings: RunSettings, source: Source) -> tuple[Task | None, list[Problem]]:
     """Returns the task of a configuration, none if its section has problems, and these."""
-    name = settings.task.get("name", USUAL_TASK)
-    if not isinstance(name, str) or name not in TASKS:
-        allowed, given = ", ".join(map(repr, TASKS)), "null" if name is None else repr(name)
-        return None, [source.problem("task.name", f"must be one of {allowed}, not {given}")]
-    section = {"name": name, **settings.task}
-    task, problems = validate(TASKS[name], Source({"task": section}, source.origins), section="task")
+    section = {"name": USUAL_TASK, **settings.task}
+    try:
+        kind = TASKS.find(section["name"], "task.name")
+    except ConfigurationError as error:
+        return None, source.located(error.problems)
+    values = Source({"task": TASKS.values_of(section)}, source.origins)
+    task, problems = validate(kind, values, section="task")
     return task, [_with_owners(problem) for problem in problems]
 
 
 def _check_method(settings: RunSettings, source: Source) -> tuple[Method | None, list[Problem]]:
     """Returns the method of a configuration, none if its section has problems, and these."""
-    name = settings.method.get("name", USUAL_METHOD)
-    if not isinstance(name, str) or name not in METHODS:
-        allowed = ", ".join(METHODS)
-        return None, [source.problem("method.name", f"must be one of {allowed}, not {name!r}")]
-    section = Source({"method": settings.method}, source.origins)
-    method, problems = validate(METHODS[name], section, section="method")
-    return method, [_with_hint(problem, name) for problem in problems]
+    section = {"name": USUAL_METHOD, **settings.method}
+    try:
+        kind = METHODS.find(section["name"], "method.name")
+    except ConfigurationError as error:
+        return None, source.located(error.problems)
+    values = Source({"method": METHODS.values_of(section)}, source.origins)
+    method, problems = validate(kind, values, section="method")
+    return method, [_with_hint(problem, section["name"]) for problem in problems]
 
 
 def _with_owners(problem: Problem) -> Problem:

@@ -46,6 +46,7 @@ from fedstrata.models.load import read_tokenizer
 from fedstrata.models.state import Model
 from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
 from fedstrata.split.divide import leave_ends, leave_middle
+from fedstrata.tasks import TASKS
 from fedstrata.train.processor import use_processor
 
 Without: TypeAlias = Callable[[Method], Callable[[PreTrainedModel], None] | None]
@@ -138,7 +139,7 @@ def prepare(
     problems += source.located([] if method is None else idle_workers(settings, method))
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
-    resolved = settings.model_copy(update={"task": task.model_dump()})
+    resolved = settings.model_copy(update={"task": TASKS.section_of(task)})
     with collecting(problems, source):
         tokenizer = _trained_tokenizer(resolved, clients, tokenizer_folder)
         model = load_model(resolved, task, method, tokenizer, without=without_of(method))

@@ -11,8 +11,10 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.data.split import Split
 from fedstrata.engine.ray_cluster import RAY, places
 from fedstrata.engine.sampling import sample_size
+from fedstrata.methods import METHODS
 from fedstrata.metrics.cost import cores
 from fedstrata.models.state import Model
+from fedstrata.tasks import TASKS
 from fedstrata.wire.frame import free_shared_memory
 
 SHORT = 1e12
@@ -29,6 +31,8 @@ def idle_workers(settings: RunSettings, method: Method) -> list[Problem]:
     """Returns the problem that more workers are asked for than can compute at once, if so."""
     most, why = _most(settings, method)
     asked = settings.workers
+    if asked not in ("auto", 1) and (only := _only_here(settings)):
+        return [Problem("workers", f"must be 1 or auto, not {asked}: {each}") for each in only]
     if asked == "auto" or most is None or (asked != RAY and asked <= most):
         return []
     allowed = "1" if most == 1 else f"at most {most}"
@@ -48,6 +52,12 @@ def _most(settings: RunSettings, method: Method) -> tuple[int | None, str]:
     if settings.workers == RAY:
         return None, "the GPUs of the cluster"
     return torch.cuda.device_count(), "the GPUs that torch sees here, of which each has one of its own"
+
+
+def _only_here(settings: RunSettings) -> list[str]:
+    """Returns why other processes cannot have the method or the task, and the way out; none if they can."""
+    found = METHODS.why_only_here(settings.method["name"]), TASKS.why_only_here(settings.task["name"])
+    return [why for why in found if why]
 
 
 def workers_of(settings: RunSettings, method: Method, model: Model, clients: Mapping[str, Split]) -> int:
@@ -72,7 +82,7 @@ def workers_of(settings: RunSettings, method: Method, model: Model, clients: Map
         return min(sampled, places(settings.threads or 1, gpu=model.device.type == "cuda"))
     texts = sum(len(text) for own in training for document in own for text in document.texts)
     tokens = texts / 4 * settings.training.epochs * settings.federation.rounds * settings.federation.sample
-    if most == 1 or 6 * model.parameter_count * tokens < SHORT:
+    if most == 1 or _only_here(settings) or 6 * model.parameter_count * tokens < SHORT:
         return 1
     trained = model.bytes_of(method.trainable(model.layout))
     frames = _FRAMES * trained

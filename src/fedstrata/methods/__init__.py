@@ -1,6 +1,10 @@
-"""Federated methods: one method, one card. Adding one is its file, its test and one line here."""
+"""Federated methods: one method, one card. Adding one of ours is its file, its test and one line here.
+
+Others are plugged in (`core.plugins`): entry points `fedstrata.methods`, or `package.module:Class`.
+"""
 
 from fedstrata.core.method import Method
+from fedstrata.core.plugins import Plugins
 from fedstrata.methods.centralized import Centralized
 from fedstrata.methods.droppeft import DropPEFT
 from fedstrata.methods.fedadaopt import FedAdaOPT
@@ -21,7 +25,7 @@ from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
 
-METHODS: dict[str, type[Method]] = {
+_OWN: dict[str, type[Method]] = {
     "layer_skipping": LayerSkipping,
     "fedavg": FedAvg,
     "fedprox": FedProx,
@@ -42,4 +46,10 @@ METHODS: dict[str, type[Method]] = {
     "local_only": LocalOnly,
     "centralized": Centralized,
 }
+METHODS = Plugins[type[Method]](
+    "fedstrata.methods",
+    _OWN,
+    kind="method: no class that derives from fedstrata.Method",
+    is_one=lambda found: isinstance(found, type) and issubclass(found, Method),
+)
 """Every method by its name in a configuration."""

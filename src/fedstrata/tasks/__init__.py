@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from fedstrata.core.plugins import Plugins
 from fedstrata.core.task import Task
 from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.cloze import ClozeQuestions
@@ -12,7 +13,7 @@ from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.relations import RelationClassification
 from fedstrata.tasks.summarize import Summarization
 
-TASKS: dict[str, type[Task]] = {
+_OWN: dict[str, type[Task]] = {
     "ner": NamedEntityRecognition,
     "classify": DocumentClassification,
     "lm": LanguageModelling,
@@ -21,9 +22,15 @@ TASKS: dict[str, type[Task]] = {
     "cloze": ClozeQuestions,
     "summarize": Summarization,
 }
+TASKS = Plugins[type[Task]](
+    "fedstrata.tasks",
+    _OWN,
+    kind="task: no class that derives from fedstrata.Task",
+    is_one=lambda found: isinstance(found, type) and issubclass(found, Task),
+)
 """Every task by its name in a configuration."""
 
 
 def task_of(section: Mapping[str, Any]) -> Task:
     """Returns the task that a checked section `task` describes."""
-    return TASKS[section["name"]].model_validate(section)
+    return TASKS.find(section["name"], "task.name").model_validate(TASKS.values_of(section))

@@ -350,7 +350,7 @@ def join_run(
             not allow it, which the server is told.
         FedstrataError: See `RemoteClient.take_part`.
     """
-    source = with_shared(source, settings_of(False))
+    source = with_shared(source, settings_of(False), guard.trusted if guard is not None else ())
     try:
         if guard is not None:
             guard.require_settings(check_settings(source).settings)

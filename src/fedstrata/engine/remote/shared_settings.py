@@ -4,12 +4,13 @@ From the server come the method, the model, the task, how clients train and the 
 documents, its device, and where it keeps what.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, FrameError, RefusedError
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem, RefusedError, printable, refuse
+from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.source import Source, assign, differing
 from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.engine.check import check_settings, sections_of, unservable
@@ -33,6 +34,8 @@ OWN = (
     "privacy.budget",
 )
 """Of these what a site may say otherwise: places and memory."""
+_MODEL = ("model", "name")
+_NAMES_OF_CODE = (("method", "name"), ("task", "name"), ("task", "extra_metrics"), _MODEL)
 THERE = "the server"
 """The origin of what the server has said."""
 
@@ -49,16 +52,17 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     return {"fedstrata": version("fedstrata"), "settings": {section: every[section] for section in SHARED}}
 
 
-def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
+def with_shared(source: Source, told: Mapping[str, Any], trusted: Collection[str] = ()) -> Source:
     """Returns a site's configuration with what the server has said of the run.
 
     Args:
         source: The site's own.
         told: What the server says (`shared_settings`).
+        trusted: References (`package.module:Class`) that the site's policy allows.
 
     Raises:
         ConfigurationError: The site's own says something else where that is not its to say, or is wrong in
-            itself; all such problems at once.
+            itself; or the server names code that the site has not named. All such problems at once.
         RefusedError: The server is of another version, or serves no run.
         FrameError: The server's is no configuration.
     """
@@ -74,6 +78,7 @@ def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
         )
     if isinstance(privacy := said.get("privacy"), dict) and privacy.get("budget") is not None:
         raise FrameError("the server says privacy.budget, which is a site's to say")
+    refuse(list(_unnamed(said, source.values, trusted)))
     shared = Source(deepcopy(dict(said)), dict.fromkeys(said, THERE))
     theirs = check_settings(shared)
     if theirs.problems:
@@ -97,6 +102,32 @@ def with_shared(source: Source, told: Mapping[str, Any]) -> Source:
     if problems:
         raise ConfigurationError(problems)
     return shared
+
+
+def _unnamed(said: Mapping[str, Any], own: Mapping[str, Any], trusted: Collection[str]) -> Iterator[Problem]:
+    """Yields a problem for all code that the server names and the site does not, before any is imported.
+
+    What is plugged in by an installed package has a name, and to have installed it is to have agreed to it.
+    """
+    for path in _NAMES_OF_CODE:
+        theirs, mine = _at(said, path), _at(own, path)
+        if theirs == mine or (path == _MODEL and mine is not None):
+            continue
+        for name in theirs if isinstance(theirs, list) else [theirs]:
+            named = name.get("name") if isinstance(name, dict) else name
+            if not isinstance(named, str) or named in trusted or ":" not in named:
+                continue
+            if is_reference(named) and not named.startswith("package:"):
+                message = (
+                    f"the server names {printable(named)}, code that this site has not agreed to run: "
+                    "install it here as a package with entry points, or name it in this site's configuration"
+                )
+                yield Problem(".".join(path), message)
+
+
+def _at(values: Mapping[str, Any], path: tuple[str, str]) -> Any:
+    section = values.get(path[0])
+    return section.get(path[1]) if isinstance(section, dict) else None
 
 
 def _other(section: str, value: Any, said: Mapping[str, Any]) -> tuple[str, str] | None:

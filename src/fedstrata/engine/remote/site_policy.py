@@ -22,6 +22,7 @@ from fedstrata.core.errors import (
 )
 from fedstrata.core.files import write_atomically
 from fedstrata.core.handlers import is_scoring
+from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, read_source, validate
@@ -57,10 +58,16 @@ class PolicyGuard:
         policy, problems = validate(SitePolicy, source)
         if policy is None:
             raise ConfigurationError(problems)
-        unknown = [name for name in policy.methods or () if name not in METHODS]
+        named = [name for name in policy.methods or () if not is_reference(name)]
+        unknown = [name for name in named if name not in METHODS]
         told = [f"there is no method {name!r}{did_you_mean(name, METHODS, before='; ')}" for name in unknown]
         refuse([source.problem("methods", message) for message in told])
         return cls(policy, source)
+
+    @property
+    def trusted(self) -> tuple[str, ...]:
+        """The code that a server may name: methods that the policy has by their reference."""
+        return tuple(filter(is_reference, self._policy.methods or ()))
 
     def require_settings(self, settings: RunSettings) -> None:
         """Checks a run by what the server says of it, before anything of it is loaded.
