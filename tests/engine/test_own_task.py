@@ -133,7 +133,10 @@ def test_its_settings_are_checked_as_any_other_s() -> None:
     with pytest.raises(ConfigurationError) as caught:
         make_plan(read_source(None, [*SETTINGS, "task.wrods=3", "task.max_length=1", "data.relations=[a]"]))
     told = "\n".join(map(str, caught.value.problems))
-    assert "task.wrods: unknown key; did you mean 'words'? Allowed here: max_length, name, words" in told
+    assert (
+        "task.wrods: unknown key; did you mean 'words'? Allowed here: extra_metrics, max_length, name, words"
+        in told
+    )
     assert "task.max_length: must be greater than or equal to 8, not 1" in told
     with pytest.raises(ConfigurationError, match="with task beginnings, which learns how a text begins"):
         make_plan(read_source(None, [*SETTINGS, "data.relations=[a]"]))

@@ -328,7 +328,7 @@ class SecureTurns:
         site: Site,
     ) -> dict[str, Tensor]:
         """Returns under its mask what a client has counted, by names that all of the sum have agreed on."""
-        names, tally = sorted(site.task.tally([], [])), cast("Tally", counted.values["tally"])
+        names, tally = sorted(site.task.counted([], [])), cast("Tally", counted.values["tally"])
         if plan.values.get("names") != names or tally.keys() != set(names):
             raise WrongSum(f"{session.terms.sum} is of other counts than this site's task has")
         elements = counted_elements(tally, names, counted.weight)

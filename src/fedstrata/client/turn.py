@@ -350,7 +350,7 @@ class Workplace:
             answers = answer(self.model, site.task, documents, self.training)
         metric = self.metric or site.task.metric
         score = site.task.score(documents, answers).get(metric)  # a label may have no examples here
-        return -score if score is not None and metric in site.task.lower_is_better else score
+        return -score if score is not None and metric in site.task.falling else score
 
 
 def _joint_gradients() -> type[UnitGradients]:

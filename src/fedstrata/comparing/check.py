@@ -221,7 +221,7 @@ def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[P
             problems += _by_row({row.name: _unfit(row, divided) for row in rows})
             first = first or divided
     problems += _by_run(refused, len(pending))
-    return first.task.metric_names if first else (), first, problems
+    return first.task.score_names if first else (), first, problems
 
 
 def _unfit(row: RowPlan, divided: Divided) -> list[Problem]:

@@ -101,6 +101,16 @@ class Plugins(Mapping[str, Plugin]):
         message = f"must be {choice}package.module:Class, not {given}{hint}"
         raise ConfigurationError([Problem(setting, message)])
 
+    def make(self, section: Mapping[str, Any], setting: str) -> Any:
+        """Returns the object that a section describes, of a class by its `name`.
+
+        Raises:
+            ConfigurationError: See `find`.
+            pydantic.ValidationError: A value does not fit.
+        """
+        kind: Any = self.find(section.get("name"), f"{setting}.name")
+        return kind.model_validate(self.values_of(section))
+
     def why_not(self, name: str) -> str | None:
         """Returns why an entry point or a reference cannot be used; none if it can."""
         if name in self._loaded:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field
 
 from fedstrata.core.errors import Problem
-from fedstrata.core.settings.base import Settings
+from fedstrata.core.metric import ExtraMetrics
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ class CardWords:
     code: str = ""
 
 
-class Task(Settings):
+class Task(ExtraMetrics):
     """What the model learns: documents to examples, examples to a loss, outputs to scores.
 
     A task is its settings: its fields are those of the section `task` of a configuration. What `auto` stands
@@ -197,6 +197,17 @@ class Task(Settings):
         return self.metrics
 
     @property
+    def score_names(self) -> tuple[str, ...]:
+        """Every score that `scored` may return: `metric_names`, then those of `extra_metrics`."""
+        return (*self.metric_names, *(metric.name for metric in self.extra))
+
+    @property
+    def falling(self) -> frozenset[str]:
+        """Those of `score_names` of which less is better; they are no fractions, the others are."""
+        extra = (metric.name for metric in self.extra if metric.lower_is_better)
+        return self.lower_is_better.union(extra)
+
+    @property
     def classes(self) -> tuple[str, ...]:
         """The model's output classes, in order."""
         return ()
@@ -271,8 +282,20 @@ class Task(Settings):
         """
 
     def score(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
-        """Scores one answer a document; any subset of documents can be scored."""
-        return self.scores(self.tally(documents, answers), self.apart(documents, answers))
+        """Scores one answer a document, by all metrics; any subset of documents can be scored."""
+        return self.scored(self.counted(documents, answers), self.apart(documents, answers))
+
+    def counted(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:
+        """Returns what `tally` does, and the numbers of `extra_metrics`."""
+        counted = self.tally(documents, answers)
+        for metric in self.extra:
+            counted |= metric.counted(documents, answers)
+        return counted
+
+    def scored(self, counted: Tally, apart: Mapping[str, float]) -> dict[str, float]:
+        """Returns what `scores` does of the sum of what `counted` gave, and the scores of `extra_metrics`."""
+        scores = self.scores(counted, apart)
+        return scores | {metric.name: metric.scored(counted) for metric in self.extra}
 
     @abstractmethod
     def tally(self, documents: Sequence[Document], answers: Sequence[Any]) -> dict[str, float]:

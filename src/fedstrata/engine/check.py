@@ -259,7 +259,7 @@ def check_metric(settings: RunSettings, task: Task | None) -> None:
         task: The task; none where the data that would tell its labels is not sound.
     """
     metric = settings.federation.metric
-    names: Any = TASKS[settings.task["name"]].metrics if task is None else task.metric_names
+    names: Any = TASKS[settings.task["name"]].metrics if task is None else task.score_names
     if metric is None or not isinstance(names, tuple):  # a class may not know without its data
         return
     if metric in names or (task is None and "/" in metric):

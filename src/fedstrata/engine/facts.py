@@ -47,7 +47,7 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "personal": experiment.method.personal,
         "task": experiment.task.name,
         "metric": experiment.metric,
-        "lower_is_better": sorted(experiment.task.lower_is_better),
+        "lower_is_better": sorted(experiment.task.falling),
         "seed": experiment.settings.seed,
         "rounds": experiment.settings.federation.rounds,
         "model": size_facts(experiment, model),

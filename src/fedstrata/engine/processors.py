@@ -7,6 +7,7 @@ import torch
 
 from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
+from fedstrata.core.metric import METRICS
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.data.split import Split
 from fedstrata.engine.ray_cluster import RAY, places
@@ -55,9 +56,10 @@ def _most(settings: RunSettings, method: Method) -> tuple[int | None, str]:
 
 
 def _only_here(settings: RunSettings) -> list[str]:
-    """Returns why other processes cannot have the method or the task, and the way out; none if they can."""
-    found = METHODS.why_only_here(settings.method["name"]), TASKS.why_only_here(settings.task["name"])
-    return [why for why in found if why]
+    """Returns why other processes cannot have what was plugged in, and the way out; none if they can."""
+    metrics = [METRICS.why_only_here(each["name"]) for each in settings.task.get("extra_metrics", ())]
+    named = METHODS.why_only_here(settings.method["name"]), TASKS.why_only_here(settings.task["name"])
+    return [why for why in (*named, *metrics) if why]
 
 
 def workers_of(settings: RunSettings, method: Method, model: Model, clients: Mapping[str, Split]) -> int:

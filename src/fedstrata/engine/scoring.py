@@ -225,7 +225,7 @@ class Scorer:
     def _tally(self, site: str, answers: Answers) -> Tally | None:
         """Returns what the scores of a site's documents are made of; none where it has none."""
         documents = self._documents[site]
-        return self._task.tally(documents, answers[site]) if documents else None
+        return self._task.counted(documents, answers[site]) if documents else None
 
     def _score(
         self, sites: Sequence[str], answers: Answers, tallies: Mapping[str, Tally | None] | None = None
@@ -236,7 +236,7 @@ class Scorer:
             return None
         found = [answer for site in sites for answer in answers[site]]
         own = [(tallies or {}).get(site) or self._tally(site, answers) for site in sites]
-        return self._task.scores(added(filter(None, own)), self._task.apart(documents, found))
+        return self._task.scored(added(filter(None, own)), self._task.apart(documents, found))
 
 
 class ServerDocuments:

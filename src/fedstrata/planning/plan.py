@@ -173,7 +173,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         travels=method.travels,
         task=experiment.task.name,
         metric=experiment.metric,
-        metrics=experiment.task.metric_names,
+        metrics=experiment.task.score_names,
         device=str(model.device),
         threads=torch.get_num_threads(),
         workers=experiment.workers,

@@ -17,7 +17,7 @@ from fedstrata.core.files import require_new, write_atomically
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.task import Task
 from fedstrata.data.icd9 import category
-from fedstrata.data.readers import FORMATS, documents_of, formats_of, texts
+from fedstrata.data.readers import documents_of, formats_of, texts
 from fedstrata.data.readers.files import BYTE_ORDER_MARK, Format, Source, read_text
 from fedstrata.data.readers.folders import find_sources
 from fedstrata.data.select import rename_relations, rename_types, types_of
@@ -164,10 +164,11 @@ def open_inputs(path: Path, form: str, output: str, settings: DataSettings | Non
         ConfigurationError: There is no such format, or files are not of it or cannot be written; all at once.
         DataError: There are no such files.
     """
-    if form not in FORMATS:
-        message = f"must be one of {', '.join(FORMATS)}, not {form!r}"
+    formats = formats_of(settings or DataSettings())
+    if form not in formats:
+        message = f"must be one of {', '.join(formats)}, not {form!r}"
         raise ConfigurationError([Problem("--input-format", message)])
-    layout = formats_of(settings or DataSettings())[form]
+    layout = formats[form]
     sources = texts.find_texts(path) if form == TEXT else find_sources(path, layout)
     inputs = Inputs(path if path.is_dir() else path.parent, form, layout, tuple(sources))
     problems, names, count = [], set(), 0

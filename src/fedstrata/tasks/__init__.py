@@ -33,4 +33,5 @@ TASKS = Plugins[type[Task]](
 
 def task_of(section: Mapping[str, Any]) -> Task:
     """Returns the task that a checked section `task` describes."""
-    return TASKS.find(section["name"], "task.name").model_validate(TASKS.values_of(section))
+    task: Task = TASKS.make(section, "task")
+    return task

@@ -1,11 +1,14 @@
 """Where documents come from and how they are divided: `data`."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, ValidationError
 
+from fedstrata.core.errors import ConfigurationError, did_you_mean
+from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.base import Count, Fraction, Part, Settings, idle_settings
+from fedstrata.core.settings.reader import READERS, reader_of
 
 
 class SplitSettings(Settings):
@@ -148,13 +151,36 @@ class LabelSettings(Settings):
     )
 
 
+FORMATS = (
+    *("synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news"),
+    *("glue", "superglue", "mts_dialog", "text", "datasets"),
+)
+"""What `data.format` may be besides readers that are plugged in."""
+
+
+def _known_format(name: str) -> str:
+    if name in FORMATS:
+        return name
+    try:
+        READERS.find(name, "data.format")
+    except ConfigurationError as error:
+        if name in READERS.installed or is_reference(name):
+            raise ValueError(error.problems[0].message) from None
+        known = [*FORMATS, *READERS.installed]
+        hint = did_you_mean(name, known, before="; ")
+        allowed = f"must be one of {', '.join(map(repr, known))}, or package.module:Class"
+        raise ValueError(f"{allowed}, not {name!r}{hint}") from None
+    return name
+
+
 class CorpusSettings(Settings):
     """Where documents come from, and which of their annotations are kept."""
 
-    format: Literal[
-        "synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news",
-        "glue", "superglue", "mts_dialog", "text", "datasets",
-    ] = "synthetic"  # fmt: skip
+    format: Annotated[str, AfterValidator(_known_format)] = Field(
+        default="synthetic",
+        description="synthetic, datasets, a format of files, the name of an installed package's reader, or "
+        "`package.module:Class`, a reader of one's own.",
+    )
     path: str | None = Field(
         default=None,
         description="A file or folder; sub-folders are sites. With `datasets` also an id of the hub.",
@@ -170,6 +196,9 @@ class CorpusSettings(Settings):
     text: PlainTextSettings = PlainTextSettings()
     dataset: DatasetSettings = DatasetSettings()
     columns: ColumnSettings = ColumnSettings()
+    reader: dict[str, Any] = Field(
+        default={}, description="Settings of a reader of one's own (data.format is then its name)."
+    )
     unannotated: Literal["refuse", "skip", "keep"] = Field(
         default="refuse",
         description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
@@ -199,18 +228,30 @@ class CorpusSettings(Settings):
             "dataset": ("datasets",),
             "columns": ("datasets",),
             "unannotated": ("i2b2", "brat", "glue", "superglue"),
+            "reader": () if self.format in FORMATS else (self.format,),
         }
         idle = [
-            f"data.{name} belongs to data.format {' or '.join(map(repr, formats))} and has no meaning when "
-            f"it is {self.format!r}"
+            f"data.{name} belongs to data.format {' or '.join(map(repr, formats)) or 'package.module:Class'} "
+            f"and has no meaning when it is {self.format!r}"
             for name, formats in idle_settings(self, self.format, owners).items()
         ]
         if idle:
             yield "; ".join(idle)
+        if self.format not in FORMATS:
+            yield from self._misfits_of_reader()
         if self.format != "synthetic" and not self.path:
             yield f"data.path must name a file or folder when data.format is {self.format!r}"
         if self.format == "synthetic" and self.path:
             yield f"data.path={self.path!r} has no meaning when data.format is 'synthetic'"
+
+    def _misfits_of_reader(self) -> Iterator[str]:
+        try:
+            reader_of(self.format, self.reader)
+        except ValidationError as error:
+            wrong = (
+                f"data.reader.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+            )
+            yield f"{self.format} cannot be read so: {'; '.join(wrong)}"
 
 
 class DataSettings(CorpusSettings):

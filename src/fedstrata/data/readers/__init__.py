@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, require_sound
+from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, Problem, require_sound
 from fedstrata.core.settings.data import ColumnSettings, CorpusSettings, DatasetSettings
+from fedstrata.core.settings.reader import Reader, reader_of
 from fedstrata.data.readers import (
     ag_news,
     brat,
@@ -54,17 +55,38 @@ def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
 
     Args:
         settings: Which notes of MIMIC-III tables to keep, what the text of a treebank's sentence is, and what
-            the documents of a plain text are.
+            the documents of a plain text are; or which reader of one's own reads them, and how.
     """
     notes = partial(mimic.read, categories=settings.mimic.categories)
     sentences = partial(conllu.read, text=settings.conllu.text)
     parts = partial(texts.read, documents=settings.text.documents)
+    plugged = settings.format not in {*FORMATS, "datasets", "synthetic"}
+    own = {settings.format: format_of(reader_of(settings.format, settings.reader))} if plugged else {}
     return {
         **FORMATS,
+        **own,
         "mimic": replace(mimic.FORMAT, read=notes),
         "conllu": replace(conllu.FORMAT, read=sentences),
         "text": replace(texts.FORMAT, read=parts, one_a_file=settings.text.documents == "files"),
     }
+
+
+def format_of(reader: Reader) -> Format:
+    """Returns the format that a reader of one's own reads."""
+
+    def read(source: Source) -> Iterator[Document]:
+        try:
+            for document in reader.read(source.path, source.annotations):
+                if not isinstance(document, Document):
+                    raise DataError(source.path, f"its reader gave {type(document).__name__}, no Document")
+                yield document
+        except FedstrataError:
+            raise
+        except Exception as error:  # whose text may quote a note
+            name = type(reader).__name__
+            raise DataError(source.path, f"the reader {name} has failed ({type(error).__name__})") from error
+
+    return Format(read, reader.suffixes, annotation_suffix=reader.annotation_suffix)
 
 
 def _placed(document: Document, source: Source, numbered: str = "") -> Document:
@@ -114,7 +136,7 @@ def read(
 
     Args:
         path: A folder, or one file of it; for `datasets` also an id of the hub.
-        format: One of `FORMATS`, or `datasets`.
+        format: One of `formats`, or `datasets`.
         unannotated: In formats with annotations in files of their own, whether to `skip` or to `keep` texts
             that have none where others have some; in `glue` and `superglue`, files without labels. By default
             such a text is refused: its annotations could be lost.
@@ -131,8 +153,8 @@ def read(
         ConfigurationError: There is no such format, or the settings do not fit the data.
         DataError: The path does not exist, holds nothing of the format, or a file does not follow it.
     """
-    if format not in FORMATS and format != "datasets":
-        allowed = ", ".join([*FORMATS, "datasets"])
+    if format not in formats and format != "datasets":
+        allowed = ", ".join([*formats, "datasets"])
         raise ConfigurationError([Problem("data.format", f"{format!r} is none of {allowed}")])
     if format == "datasets":
         rows = datasets.read(str(path), dataset, columns)

@@ -99,7 +99,7 @@ def summed(
         documents: How many documents each has, by the names of all clients.
     """
     nothing = Summed(gathered(task, (), documents, cohort.reject, one_model=True))
-    part, names = str(plan.values["part"]), sorted(task.tally([], []))
+    part, names = str(plan.values["part"]), sorted(task.counted([], []))
     having = [info for info in cohort.clients if documents[info.id]]
     if not having:
         return nothing
@@ -131,7 +131,7 @@ def _scores(task: Task, tally: Tally, apart: Scores) -> Scores:
         FrameError: Nothing can be made of it.
     """
     try:
-        return task.scores(tally, apart)
+        return task.scored(tally, apart)
     except (KeyError, ValueError, ArithmeticError) as error:
         raise FrameError(f"no scores can be made of what was counted ({type(error).__name__})") from None
 

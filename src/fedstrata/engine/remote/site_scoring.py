@@ -77,8 +77,8 @@ class SiteScoring:
         if documents:
             with self._connected(client, rng):
                 answers = answer(model, task, documents, client.training)
-            tally, apart = task.tally(documents, answers), task.apart(documents, answers)
-            scores = task.scores(tally, apart)
+            tally, apart = task.counted(documents, answers), task.apart(documents, answers)
+            scores = task.scored(tally, apart)
             if tells:
                 counted = {"tally": {**tally}, "apart": {**apart}}
         if plan.values.get("final") and self._experiment.method.divides(self._site.id) is None:
