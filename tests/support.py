@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+import yaml
 from hypothesis import settings
 
 from fedstrata.core.settings.source import read_source
@@ -41,6 +42,12 @@ TINY = (
     "federation.rounds=2",
 )
 """Overrides that make a run of seconds: three sites, a random model of three small blocks."""
+TINY_SETTINGS = {
+    name: yaml.safe_load(value)
+    for name, _, value in (each.partition("=") for each in TINY)
+    if name != "federation.rounds"
+}
+"""The same as the argument `settings` of `fedstrata.run`, but for `rounds`."""
 
 
 def report_nothing(patched: pytest.MonkeyPatch) -> None:

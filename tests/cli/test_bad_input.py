@@ -84,8 +84,8 @@ def jsonl(notes: Path) -> list[str]:
         (
             ["task.name=mt"],
             [
-                "task.name: must be one of 'ner', 'classify', 'lm', 'extract', 'relations', 'cloze', "
-                "'summarize', not 'mt'",
+                "task.name: must be one of ner, classify, lm, extract, relations, cloze, summarize, "
+                "or package.module:Class, not 'mt'",
                 "command line",
             ],
         ),

@@ -15,12 +15,12 @@ from rich.console import Console
 from scipy.stats import binom
 from support import TINY, RunTiny, assert_same_tensors, finished
 
-from fedstrata.cli.display import Display
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
+from fedstrata.display.run import Display
 from fedstrata.engine.book import Attendance
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.prepare import prepare

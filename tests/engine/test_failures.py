@@ -17,13 +17,13 @@ import torch
 from rich.console import Console
 from support import TINY, RunTiny, assert_same_tensors, finished
 
-from fedstrata.cli.display import Display
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
+from fedstrata.display.run import Display
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run

@@ -12,7 +12,6 @@ import pytest
 from rich.console import Console
 from support import TINY, RunTiny, assert_same_tensors
 
-from fedstrata.cli.display import Display
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
@@ -21,6 +20,7 @@ from fedstrata.data.divide import read_documents
 from fedstrata.data.split import hold_out
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
+from fedstrata.display.run import Display
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.train.evaluate import predict

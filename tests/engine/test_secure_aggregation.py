@@ -12,12 +12,12 @@ import torch
 from rich.console import Console
 from support import TINY, Finished, RunTiny, assert_same_tensors
 
-from fedstrata.cli.display import Display
 from fedstrata.client import secure_turns
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.errors import ClientsLostError, ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Update
+from fedstrata.display.run import Display
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare

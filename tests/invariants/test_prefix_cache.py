@@ -161,7 +161,7 @@ def test_the_budget_is_that_of_all_clients_together(run_tiny: RunTiny, run_once:
 def test_the_watcher_is_told_once_why_nothing_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedstrata.cli.display import Display
+    from fedstrata.display.run import Display
 
     source = read_source(None, [*TINY, "training.cache_gigabytes=1e-5"])
     with Display() as display:

@@ -16,8 +16,8 @@ import typer
 from typer.core import TyperGroup
 
 from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
-from fedstrata.cli.tables import new_table, say
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.display.tables import new_table, say
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fedstrata.cli.options import Debug, sort_files
 from fedstrata.cli.run import INTERRUPTED
-
-if TYPE_CHECKING:
-    from fedstrata.core.settings.sweep import Sweep
 
 
 def compare(
@@ -46,42 +43,22 @@ def compare(
     overrides += [f"sweep.seeds=[{seeds}]"] if seeds is not None else []
     overrides += [f"sweep.columns=[{columns}]"] if columns is not None else []
 
-    from fedstrata.cli.compare_display import Display  # noqa: PLC0415 - heavy
+    from fedstrata.api.comparison import executed  # noqa: PLC0415 - heavy
     from fedstrata.core.settings.sweep import folder_name, read_sweep  # noqa: PLC0415
+    from fedstrata.display.comparison import Display  # noqa: PLC0415
 
     display = Display()
     try:
         sweep = read_sweep(files, overrides)
         folder = out if out is not None else Path("comparisons") / (folder_name(sweep.name) or "comparison")
-        table = _execute(sweep, folder, jobs, display)
+        display.say("checking every run ...")
+        comparison = executed(sweep, folder, jobs, display)
     except KeyboardInterrupt:
         display.say("stopped; to go on, give the same command again")
         raise typer.Exit(INTERRUPTED) from None
-    display.show(table, folder)
-    finished = all(cell["finished"] for row in table["rows"] for cell in row["cells"])
-    comparable = sweep.settings.allow_different_data or all(row["same_data"] for row in table["rows"])
-    if not (finished and comparable):
-        raise typer.Exit(1)
-
-
-def _execute(sweep: Sweep, folder: Path, jobs: int, display: Any) -> dict[str, Any]:
-    """Checks and runs everything; returns the table, which is also written."""
-    from fedstrata.comparing.check import check_comparison  # noqa: PLC0415 - heavy
-    from fedstrata.metrics.cost import machine  # noqa: PLC0415
-    from fedstrata.record.table import tabulate  # noqa: PLC0415
-    from fedstrata.record.table_text import write_table  # noqa: PLC0415
-
-    display.say("checking every run ...")
-    comparison = check_comparison(sweep, folder, jobs=jobs, listen=display)
-    with display:
-        rows = comparison.execute()
-    table = tabulate(
-        rows,
-        name=sweep.name,
-        columns=sweep.settings.columns,
-        floors=sweep.settings.floors,
-        different_data=sweep.settings.allow_different_data,
-        machine={**machine(), "jobs": jobs},
+    display.show(comparison.raw, folder)
+    comparable = sweep.settings.allow_different_data or all(
+        row["same_data"] for row in comparison.raw["rows"]
     )
-    write_table(table, folder)
-    return table
+    if not (comparison.finished and comparable):
+        raise typer.Exit(1)

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from fedstrata.cli import log
 from fedstrata.cli.options import configuration, number, on_command_line, seconds, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.display import log
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.source import Source

@@ -16,7 +16,6 @@ from fedstrata.cli import (
     federation,
     keys,
     ledger,
-    log,
     methods,
     nvflare,
     plan,
@@ -32,6 +31,7 @@ from fedstrata.cli import (
 )
 from fedstrata.cli.options import Flags
 from fedstrata.core.errors import FedstrataError, printable
+from fedstrata.display import log
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -33,7 +33,7 @@ def serve_on_nvflare(
         ConfigurationError: The configuration is wrong, or something is said that has no effect here.
         JobError: The run has failed.
     """
-    from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
+    from fedstrata.display.run import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.prepare import check_served  # noqa: PLC0415
     from fedstrata.engine.run_folder import free_folder  # noqa: PLC0415
     from fedstrata.nvflare.handover import Handover  # noqa: PLC0415

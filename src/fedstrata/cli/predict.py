@@ -10,7 +10,7 @@ import typer
 
 from fedstrata.cli.options import Debug, FinishedRun, Owner
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.cli.tables import say
+from fedstrata.display.tables import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

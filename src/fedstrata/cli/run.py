@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from fedstrata.cli import log
-from fedstrata.cli.log import LogJson
 from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.engine.workers.fork_server import end_fork_server, fork_server
+from fedstrata.display import log
+from fedstrata.display.log import LogJson
+from fedstrata.engine.workers.fork_server import fork_server
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -44,26 +44,23 @@ def run(
         raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
     asked = None if resume else configuration(file, overrides)
     if asked is not None and asked.values.get("workers", 1) not in (1, "ray"):
-        fork_server()  # which imports while this process prepares
+        fork_server()  # which imports while this process does
 
-    from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
-    from fedstrata.engine.run_folder import open_run, resumable  # noqa: PLC0415
+    from fedstrata.api.running import Session  # noqa: PLC0415 - heavy
+    from fedstrata.display.run import Display  # noqa: PLC0415
+    from fedstrata.engine.run_folder import resumable  # noqa: PLC0415
 
     log.take_over()
-    display, opened = Display(), None
+    display = Display()
     display.say("preparing the data and the model ...")
+    session = Session(display)
     try:
         source = asked or resumable(out or Path(), file, overrides, command="fedstrata run")
-        opened = open_run(source, out, display, resume=resume)
+        opened = session.prepare(source, out, resume=resume)
         log.about(run=opened.experiment.settings.name)
-        if opened.experiment.workers == 1:
-            end_fork_server()
-        if isinstance(found := opened.experiment.settings.workers, str):
-            display.say(f"workers: {found} is {opened.experiment.workers} here")
-        with display:
-            summary = opened.execute(resume=resume)
+        summary = session.execute(opened, resume=resume)
     except KeyboardInterrupt:
-        how = f"; go on with: fedstrata run --resume --out {opened.folder}" if opened else ""
+        how = f"; go on with: fedstrata run --resume --out {session.run.folder}" if session.run else ""
         display.say(f"stopped{how}")
         raise typer.Exit(INTERRUPTED) from None
     display.show(summary, opened.folder, personal=opened.experiment.method.personal)

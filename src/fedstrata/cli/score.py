@@ -10,18 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Debug, number
-from fedstrata.cli.tables import new_table, say
-from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.record.words import plural
+from fedstrata.display.tables import new_table, say
+from fedstrata.record.words import SCHEMES, plural
 from fedstrata.record.words import score as in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from fedstrata.results.score import Difference, Draws, Scored, System
-
-WORDS = {"": "strict", "lenient_": "lenient", "untyped_": "untyped", "untyped_lenient_": "untyped, lenient"}
-"""What people read for the schemes of `fedstrata.metrics.matching`."""
 
 
 def score(
@@ -80,36 +76,18 @@ def score(
     """
     from rich.console import Console  # noqa: PLC0415 - heavy
 
+    from fedstrata.api.scoring import Formats, scored  # noqa: PLC0415
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
-    from fedstrata.data.partial_annotation import mark_unannotated  # noqa: PLC0415
-    from fedstrata.results import document_pairs  # noqa: PLC0415
-    from fedstrata.results.score import Draws, as_json, differences, score_systems  # noqa: PLC0415
+    from fedstrata.results.document_pairs import wanted_types  # noqa: PLC0415
+    from fedstrata.results.score import Draws  # noqa: PLC0415
 
-    if run is not None and types is not None:
-        raise ConfigurationError([Problem("--types", "has no meaning with --as, which names the types")])
-    if part is not None and run is None:
-        raise ConfigurationError([Problem("--part", "has no meaning without --as, which names the run")])
-    chosen, draws = document_pairs.wanted_types(types), Draws(instances, resamples, level, seed)
     sides = {"GOLD": gold, "PRED": predicted} | ({} if against is None else {"--against": against})
-    documents = []
-    for name, path in sides.items():
-        own = ("--gold-format", gold_format) if name == "GOLD" else ("--pred-format", pred_format)
-        option, form = own if own[1] or not format else ("--format", format)
-        documents.append(document_pairs.read_documents(path, form, option))
-    documents[0] = mark_unannotated(documents[0])  # as a run does, and before some are left out
-    if run is None:
-        (annotated, *systems), mentions = document_pairs.select(documents, chosen), None
-    else:
-        if part is not None:
-            documents = document_pairs.select_part(run, part, documents)
-        (annotated, *systems), mentions = document_pairs.select_as(run, documents)
-    named = zip(systems, list(sides)[1:], strict=True)
-    ordered = [document_pairs.paired(annotated, system, name) for system, name in named]
-    first, *others = score_systems(annotated, ordered, draws, mentions)
-    compared = differences(first, others[0], seed) if others else {}
+    formats = Formats(format, gold_format, pred_format)
+    draws = Draws(instances, resamples, level, seed)
+    found = scored(sides, formats, types=wanted_types(types), run=run, part=part, draws=draws)
+    first, compared = found.systems[0], found.compared
     if file is not None:
-        found = as_json(gold, list(sides.values())[1:], [first, *others], draws, compared)
-        text = json.dumps(found, indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+        text = json.dumps(found.as_json(), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
         write_atomically(file, [text.encode()])
     console = Console()
     for table in _tables(first):
@@ -141,7 +119,7 @@ def _schemes(name: str, part: Scored) -> Table:
     every = part.counts[""]
     title = f"{name}: {every.gold:,} gold, {every.predicted:,} predicted"
     table = _table(title, "precision", "recall", "f1", "interval")
-    for begins, words in WORDS.items():
+    for begins, words in SCHEMES.items():
         count, ends = part.counts[begins], part.intervals[begins]
         cells = map(in_words, (count.precision, count.recall, count.f1))
         table.add_row(words, *cells, f"{in_words(ends.low)} to {in_words(ends.high)}")
@@ -165,7 +143,7 @@ def _comparison(part: str, compared: Mapping[str, Difference]) -> Table:
     table = _table(f"{part}: micro f1 of two systems", *columns)
     for begins, one in compared.items():
         values = in_words(one.first), in_words(one.second), f"{one.first - one.second:+.3f}"
-        table.add_row(WORDS[begins], *values, _chance(one.paired_p), _chance(one.rank_sum_p))
+        table.add_row(SCHEMES[begins], *values, _chance(one.paired_p), _chance(one.rank_sum_p))
     return table
 
 

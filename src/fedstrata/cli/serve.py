@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.cli import lines, log
+from fedstrata.cli import lines
 from fedstrata.cli.line_options import with_options
-from fedstrata.cli.log import LogJson
 from fedstrata.cli.nvflare import serve_on_nvflare
 from fedstrata.cli.options import (
     Arguments,
@@ -25,10 +24,12 @@ from fedstrata.cli.options import (
 )
 from fedstrata.cli.run import INTERRUPTED
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.display import log
+from fedstrata.display.log import LogJson
 
 if TYPE_CHECKING:
-    from fedstrata.cli.display import Display
     from fedstrata.core.settings.source import Source
+    from fedstrata.display.run import Display
     from fedstrata.engine.remote.engine import RemoteEngine
     from fedstrata.engine.run import Run
     from fedstrata.operations.serving import Operations
@@ -82,7 +83,7 @@ def serve(
     Example: fedstrata serve run.yaml --listen 10.0.0.1:7447 --tokens tokens --certificate server.pem
     --key server.key --authority clients.pem
     """
-    from fedstrata.cli.display import Display  # noqa: PLC0415 - heavy
+    from fedstrata.display.run import Display  # noqa: PLC0415 - heavy
     from fedstrata.engine.remote.serving import open_service  # noqa: PLC0415
     from fedstrata.engine.run_folder import has_begun, has_ended, require_free_folder  # noqa: PLC0415
     from fedstrata.operations.serving import Operations, require_operations  # noqa: PLC0415

@@ -98,7 +98,7 @@ def _drawn(picture: Mapping[str, Any]) -> Group:
     from rich.console import Group  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    from fedstrata.cli.tables import new_table  # noqa: PLC0415
+    from fedstrata.display.tables import new_table  # noqa: PLC0415
     from fedstrata.record.words import ABSENT, size  # noqa: PLC0415
 
     known = _knows_who_is_there(picture)

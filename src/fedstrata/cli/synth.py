@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import typer
 
 from fedstrata.cli.options import Debug
-from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.record.words import plural
 
 
@@ -50,26 +49,12 @@ def synth(
 
     Example: fedstrata synth --sites 4 --notes 200 --format brat --out notes
     """
-    if admissions is not None and format != "mimic":
-        message = f"is for the format mimic, not {format!r}"
-        raise ConfigurationError([Problem("--admissions", message)])
-    if admissions is not None and notes_per_patient is not None:
-        message = "has no meaning with --admissions, whose patients the notes are filed under"
-        raise ConfigurationError([Problem("--notes-per-patient", message)])
-    from fedstrata.data.patients import patients_of  # noqa: PLC0415 - heavy
-    from fedstrata.data.readers.mimic import read_codes  # noqa: PLC0415 - heavy
-    from fedstrata.data.synthetic import generate  # noqa: PLC0415 - reads its lexicons
-    from fedstrata.data.synthetic.admissions import under_admissions  # noqa: PLC0415
-    from fedstrata.data.writers import write  # noqa: PLC0415
+    from fedstrata.api.corpora import made_notes  # noqa: PLC0415 - heavy
+    from fedstrata.data.patients import patients_of  # noqa: PLC0415
 
-    found = None if admissions is None else read_codes(admissions)  # first: to make the notes takes longer
     several = notes_per_patient is not None
-    made = generate(
-        seed=seed, sites=sites, notes=notes, imbalance=imbalance, notes_per_patient=notes_per_patient
-    )
-    documents = made if found is None else under_admissions(made, found)
-    write(documents, out, format, patients=several)
-    if found is None:
+    documents, made = made_notes(sites, notes, imbalance, notes_per_patient, seed, admissions, out, format)
+    if admissions is None:
         spans = sum(len(document.spans) for document in documents)
         whose = f" and {plural(len(patients_of(made)), 'patient')}" if several else ""
         what = f"of {sites} sites{whose} with {spans} annotated spans in {out} ({format})"

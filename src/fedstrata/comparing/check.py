@@ -26,7 +26,8 @@ from fedstrata.engine.check import (
     unfit_clients,
 )
 from fedstrata.engine.model import check_model, refusals
-from fedstrata.engine.run_folder import differences
+from fedstrata.engine.processors import only_here
+from fedstrata.engine.run_folder import INPUTS, differences
 from fedstrata.metrics.cost import cores
 from fedstrata.record.log import Listener
 from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
@@ -106,7 +107,7 @@ def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, lis
             name = f"{row.name}{trial}, seed {seed}"
             own = _checked(tried, seed, jobs)
             cell = Cell(name, seed, own, under / f"seed-{seed}")
-            problems += own.problems
+            problems += [*own.problems, *own.source.located(only_here(own.settings))]
             if own.sound("model", "task", "method"):
                 problems += _model_problems(own, known)
             if cell.summary() is None:  # else it is not run again
@@ -253,5 +254,7 @@ def _of_each_trial(row: RowPlan) -> Iterator[Checked]:
 def _folder_problems(folder: Path) -> Iterator[Problem]:
     if folder.exists() and not folder.is_dir():
         yield Problem("--out", f"{folder} is a file; name a folder")
-    elif folder.is_dir() and any(folder.iterdir()) and not (folder / LOCK).exists():
+        return
+    others = {each.name for each in folder.iterdir()} - {INPUTS} if folder.is_dir() else set[str]()
+    if others and LOCK not in others:
         yield Problem("--out", f"{folder} holds something other than a comparison; name another folder")

@@ -32,8 +32,8 @@ def idle_workers(settings: RunSettings, method: Method) -> list[Problem]:
     """Returns the problem that more workers are asked for than can compute at once, if so."""
     most, why = _most(settings, method)
     asked = settings.workers
-    if asked not in ("auto", 1) and (only := _only_here(settings)):
-        return [Problem("workers", f"must be 1 or auto, not {asked}: {each}") for each in only]
+    if asked not in ("auto", 1) and (only := only_here(settings)):
+        return [Problem("workers", f"must be 1 or auto, not {asked}: {each.message}") for each in only]
     if asked == "auto" or most is None or (asked != RAY and asked <= most):
         return []
     allowed = "1" if most == 1 else f"at most {most}"
@@ -55,11 +55,15 @@ def _most(settings: RunSettings, method: Method) -> tuple[int | None, str]:
     return torch.cuda.device_count(), "the GPUs that torch sees here, of which each has one of its own"
 
 
-def _only_here(settings: RunSettings) -> list[str]:
-    """Returns why other processes cannot have what was plugged in, and the way out; none if they can."""
+def only_here(settings: RunSettings) -> list[Problem]:
+    """Returns a problem for all that is plugged in and that no other process can import."""
+    named = {
+        "method.name": METHODS.why_only_here(settings.method["name"]),
+        "task.name": TASKS.why_only_here(settings.task["name"]),
+    }
     metrics = [METRICS.why_only_here(each["name"]) for each in settings.task.get("extra_metrics", ())]
-    named = METHODS.why_only_here(settings.method["name"]), TASKS.why_only_here(settings.task["name"])
-    return [why for why in (*named, *metrics) if why]
+    named |= {f"task.extra_metrics.{number}": why for number, why in enumerate(metrics)}
+    return [Problem(path, why) for path, why in named.items() if why]
 
 
 def workers_of(settings: RunSettings, method: Method, model: Model, clients: Mapping[str, Split]) -> int:
@@ -84,7 +88,7 @@ def workers_of(settings: RunSettings, method: Method, model: Model, clients: Map
         return min(sampled, places(settings.threads or 1, gpu=model.device.type == "cuda"))
     texts = sum(len(text) for own in training for document in own for text in document.texts)
     tokens = texts / 4 * settings.training.epochs * settings.federation.rounds * settings.federation.sample
-    if most == 1 or _only_here(settings) or 6 * model.parameter_count * tokens < SHORT:
+    if most == 1 or only_here(settings) or 6 * model.parameter_count * tokens < SHORT:
         return 1
     trained = model.bytes_of(method.trainable(model.layout))
     frames = _FRAMES * trained

@@ -57,6 +57,9 @@ DOCUMENTS = "documents.json"
 HANDOVER = "nvflare"
 """The folder, within a run's, of what is handed over to another process that is to serve the run."""
 
+INPUTS = "inputs"
+"""The folder, within a run's, of documents and models that were given as objects."""
+
 TOKENIZER = "tokenizer"
 """The folder, within a run's, of a tokenizer that the run built from its training texts."""
 
@@ -169,8 +172,15 @@ def write_documents(clients: Mapping[str, Split], path: Path) -> None:
     write_atomically(path, [json.dumps(ids, indent=0, ensure_ascii=False).encode()])
 
 
-def require_free_folder(folder: Path | None) -> None:
+def require_free_folder(
+    folder: Path | None, *, named_by: str = "--out", way: str = "go on with --resume"
+) -> None:
     """Refuses a run directory that holds something already, other than what a run has left that never began.
+
+    Args:
+        folder: The directory; none for one that is free.
+        named_by: What the user named it with, for messages.
+        way: What can be done where it holds a run.
 
     Raises:
         ConfigurationError: It does.
@@ -180,13 +190,14 @@ def require_free_folder(folder: Path | None) -> None:
     unbegun = (
         DOCUMENTS,
         HANDOVER,
+        INPUTS,
         f".*{TEMPORARY}",
     )  # what is written before the settings, and what never was to its end
     if not folder.is_dir() or any(not any(map(path.match, unbegun)) for path in folder.iterdir()):
-        nothing = "empty it first: there is no run in it to go on with"
-        way = "go on with --resume" if has_begun(folder) else nothing
+        if not has_begun(folder):
+            way = "empty it first: there is no run in it to go on with"
         message = f"{folder} holds something already; name another folder, or {way}"
-        raise ConfigurationError([Problem("--out", message)])
+        raise ConfigurationError([Problem(named_by, message)])
 
 
 def has_begun(folder: Path | None) -> bool:

@@ -25,6 +25,29 @@ from fedstrata.methods.hetlora import HetLoRA
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.methods.local_only import LocalOnly
 
+__all__ = [
+    "METHODS",
+    "Centralized",
+    "DropPEFT",
+    "FFALoRA",
+    "FLLLaMA",
+    "FLoRA",
+    "FedAdaOPT",
+    "FedAdapter",
+    "FedAvg",
+    "FedLoRA",
+    "FedMedLoRA",
+    "FedMedLoRAPlus",
+    "FedPepTAO",
+    "FedPer",
+    "FedProx",
+    "FedSALoRA",
+    "FedTLU",
+    "HetLoRA",
+    "LayerSkipping",
+    "LocalOnly",
+]
+
 _OWN: dict[str, type[Method]] = {
     "layer_skipping": LayerSkipping,
     "fedavg": FedAvg,

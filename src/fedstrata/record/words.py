@@ -104,3 +104,7 @@ def plural(count: int, noun: str) -> str:
     ('1 round', '2 rounds')
     """
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+SCHEMES = {"": "strict", "lenient_": "lenient", "untyped_": "untyped", "untyped_lenient_": "untyped, lenient"}
+"""What people read for the schemes of `fedstrata.metrics.matching`."""

@@ -41,7 +41,7 @@ def read_documents(path: Path, form: str | None, option: str) -> list[Document]:
         DataError: The format cannot be told, or the files are not of it, or are texts without annotations.
     """
     if form is None:
-        form = _detected(path, option)
+        form = format_of(path, option)
     elif form not in FORMATS:
         raise ConfigurationError([Problem(option, f"must be one of {', '.join(FORMATS)}, not {form!r}")])
     ends = FORMATS[form].annotation_suffix
@@ -50,8 +50,16 @@ def read_documents(path: Path, form: str | None, option: str) -> list[Document]:
     return read(path, form)
 
 
-def _detected(path: Path, option: str) -> str:
-    """Returns the format of a file or folder."""
+def format_of(path: Path, option: str) -> str:
+    """Returns the format of a file or folder, known by the names of its files.
+
+    Args:
+        path: The file or folder.
+        option: What names the format otherwise, for messages.
+
+    Raises:
+        DataError: There is none, or the names are those of no format, or of several.
+    """
     if path.is_dir():
         names = [found.name for found in path.rglob("*") if not found.name.startswith(".")]
     elif path.is_file():  # the annotations of x.txt are beside it

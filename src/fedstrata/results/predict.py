@@ -8,6 +8,7 @@ in memory, whatever the size of the input.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -217,6 +218,25 @@ def predict_files(
     return outcome
 
 
+def annotated(result: Result, documents: Sequence[Document]) -> list[Document]:
+    """Returns documents with the model's answers as their annotations.
+
+    Args:
+        result: The run whose model is used.
+        documents: The documents; of their own annotations those are kept that the task reads and does not
+            find.
+    """
+    outcome, task = Outcome(), result.task
+    known = [_known(document, result, outcome) for document in documents]
+    found = task.answers_to(partial(_asked, result), known)
+    return [task.annotate(document, own) for document, own in zip(known, found, strict=True)]
+
+
+def _asked(result: Result, task: Task, texts: Sequence[Document]) -> list[Any]:
+    """Returns the model's answers."""
+    return answer(result.model, task, texts, result.settings.training)
+
+
 def _predicted(
     result: Result, inputs: Inputs, outcome: Outcome, advance: Callable[[int], None]
 ) -> Iterator[tuple[Source, Document]]:
@@ -225,12 +245,11 @@ def _predicted(
     expected: list[Document] = []
     answers: list[Any] = []
 
-    def ask(own: Task, texts: Sequence[Document]) -> list[Any]:
-        return answer(result.model, own, texts, result.settings.training)
-
     for chunk in _chunks(inputs.documents()):
         known = [_known(document, result, outcome) for _, document in chunk]
-        found = task.answers_to(ask, known)  # modifiers are those of mentions it found itself
+        found = task.answers_to(
+            partial(_asked, result), known
+        )  # modifiers are those of mentions it found itself
         if inputs.form != TEXT or not task.needs_annotations:  # else there is nothing to score against
             scored = [pair for pair in zip(known, found, strict=True) if task.scorable(pair[0])]
             expected += [document for document, _ in scored]

@@ -13,6 +13,18 @@ from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.relations import RelationClassification
 from fedstrata.tasks.summarize import Summarization
 
+__all__ = [
+    "TASKS",
+    "ClozeQuestions",
+    "DocumentClassification",
+    "Extraction",
+    "LanguageModelling",
+    "NamedEntityRecognition",
+    "RelationClassification",
+    "Summarization",
+    "task_of",
+]
+
 _OWN: dict[str, type[Task]] = {
     "ner": NamedEntityRecognition,
     "classify": DocumentClassification,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import TINY, Call, report_nothing
+from support import TINY, TINY_SETTINGS, Call, report_nothing
 
 from fedstrata.engine.workers.fork_server import end_fork_server
 from fedstrata.record.log import read_events
@@ -38,6 +38,24 @@ def test_ctrl_c_is_heard_by_the_process_that_was_started_there_alone() -> None:
     command = [sys.executable, "-c", INTERRUPTED]
     done = subprocess.run(command, capture_output=True, text=True, start_new_session=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "heard\nheard\n", "")
+
+
+AT_ITS_TOP_LEVEL = """
+import fedstrata as fs
+
+print("begun", flush=True)
+result = fs.run(settings={settings}, rounds=1, workers=2, out={out!r}, progress=False)
+print(result.state)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_may_run_with_workers_at_its_top_level(tmp_path: Path) -> None:
+    """No worker runs the script again, which multiprocessing does otherwise."""
+    script = tmp_path / "script.py"
+    script.write_text(AT_ITS_TOP_LEVEL.format(settings=TINY_SETTINGS, out=str(tmp_path / "run")))
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, "begun\nfinished\n"), ran.stderr
 
 
 def servers() -> list[psutil.Process]:

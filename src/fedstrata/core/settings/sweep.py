@@ -144,9 +144,23 @@ def read_sweep(files: Sequence[Path], overrides: Sequence[str]) -> Sweep:
         except ConfigurationError as error:
             problems += error.problems
     refuse(list(dict.fromkeys(problems)))
-    first, several = sources[0], len(files) > 1
+    others = [override for override in overrides if override not in own]
+    return sweep_of({str(file): source for file, source in zip(files, sources, strict=True)}, others)
+
+
+def sweep_of(files: Mapping[str, Source], overrides: Sequence[str] = ()) -> Sweep:
+    """Returns the comparison of one configuration with a `sweep` section, or of several of one row each.
+
+    Args:
+        files: The configurations, at least one, by what they are called.
+        overrides: `key.path=value`, which hold for every row.
+
+    Raises:
+        ConfigurationError: The description is wrong in itself; all its problems.
+    """
+    first, several = next(iter(files.values())), len(files) > 1
     settings, problems = validate(SweepSettings, first, section=SECTION)
-    for file, source in zip(files, sources, strict=True):
+    for file, source in files.items():
         if several and source.origins.get(SECTION, COMMAND_LINE) != COMMAND_LINE:
             message = f"{file} describes several runs itself; compare such a file alone"
             problems.append(source.problem(SECTION, message))
@@ -154,15 +168,14 @@ def read_sweep(files: Sequence[Path], overrides: Sequence[str]) -> Sweep:
         raise ConfigurationError(problems)
     if several and settings.rows:
         problems.append(first.problem(f"{SECTION}.rows", "every file is a row when several are given"))
-    rows = bases = [_base(file, source) for file, source in zip(files, sources, strict=True)]
+    rows = bases = [_base(file, source) for file, source in files.items()]
     if settings.rows:
         rows = [_row(bases[0].source, name, values or {}, first) for name, values in settings.rows.items()]
     choices = _choices(settings.grid, first, problems)
     named = several or bool(settings.rows)
     rows = [chosen for row in rows for chosen in _grid(row, choices, first, problems, named=named)]
-    others = [override for override in overrides if override not in own]
-    problems += [wrong for row in rows for text in others if (wrong := apply_override(text, row.source))]
-    problems += [*_wrong_names(rows, first), *_own_seeds(settings, choices, others, first)]
+    problems += [wrong for row in rows for text in overrides if (wrong := apply_override(text, row.source))]
+    problems += [*_wrong_names(rows, first), *_own_seeds(settings, choices, overrides, first)]
     problems += _wrong_floors(settings, rows, first)
     refuse(list(dict.fromkeys(problems)))
     return Sweep("-".join(row.name for row in bases), settings, tuple(rows), first)
@@ -198,14 +211,14 @@ def label(path: str, value: Any) -> str:
     return f"{path.rpartition('.')[2]}={value}"
 
 
-def _base(file: Path, source: Source) -> Row:
+def _base(file: str, source: Source) -> Row:
     """Returns a file's settings without its `sweep` section, under the name the file gives them."""
     base = deepcopy(source)
     base.values.pop(SECTION, None)
     for path in [path for path in base.origins if path.partition(".")[0] == SECTION]:
         del base.origins[path]
     name = base.values.get("name")
-    return Row(name if isinstance(name, str) else file.stem, base)
+    return Row(name if isinstance(name, str) else Path(file).stem, base)
 
 
 def _row(base: Source, name: str, values: Mapping[str, Any], file: Source) -> Row:

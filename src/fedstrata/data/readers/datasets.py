@@ -338,3 +338,32 @@ def read(path: str, settings: DatasetSettings, columns: ColumnSettings) -> Itera
             _check_columns(table, columns)
         for document in _documents(table, columns):
             yield table.source, document
+
+
+def is_table(table: Any) -> bool:
+    """Whether something in memory is a `datasets.Dataset` or a pandas frame; neither library is imported."""
+    return hasattr(table, "column_names") or (hasattr(table, "columns") and hasattr(table, "itertuples"))
+
+
+def read_table(table: Any, columns: ColumnSettings, *, name: str, site: str, split: str) -> list[Document]:
+    """Returns the documents of a table in memory.
+
+    Args:
+        table: A `datasets.Dataset` or a pandas frame, of which missing values are none.
+        columns: What its columns hold.
+        name: What messages call it.
+        site: The site of its documents, where no column names one.
+        split: Their part of the split, where no column names one.
+
+    Raises:
+        ConfigurationError: A column is not there.
+        DataError: A row does not hold what its column should.
+    """
+    source = Source(Path(name), site=site, split=split)
+    if hasattr(table, "column_names"):
+        rows = _loaded(source, name, table)
+    else:
+        plain = table.astype(object).where(table.notna(), None).to_dict("records")
+        rows = _Rows(source, name, list(map(str, table.columns)), [(None, row) for row in plain], {})
+    _check_columns(rows, columns)
+    return list(_documents(rows, columns))

@@ -6,11 +6,44 @@ seconds to import torch and transformers, whose pages it would not share. This m
 
 import os
 import signal
-from multiprocessing import forkserver, get_context, resource_tracker
-from multiprocessing.context import ForkServerContext
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any
 
 _PRELOADED = ["fedstrata.engine.workers.turns", "fedstrata.engine.local"]
+
+
+class _Process(ForkServerProcess):
+    """A process that does not run the program's main module again.
+
+    It needs nothing of it: what a run is made of is named by installed modules (`engine.processors`). So a
+    script may call `fedstrata.run` with workers at its top level.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802 - as multiprocessing calls it
+        with _main_module_hidden():
+            return ForkServerProcess._Popen(process_obj)
+
+
+class _Context(ForkServerContext):
+    Process = _Process
+
+
+@contextmanager
+def _main_module_hidden() -> Iterator[None]:
+    """Has multiprocessing find no file of a main module, which it would tell a process that starts to run."""
+    main: dict[str, Any] = vars(sys.modules["__main__"])
+    known: dict[str, Any] = {name: main[name] for name in ("__spec__", "__file__") if name in main}
+    main.update(__spec__=None, __file__=None)
+    try:
+        yield
+    finally:
+        del main["__file__"]
+        main.update(known)
 
 
 def fork_server() -> ForkServerContext:
@@ -19,7 +52,7 @@ def fork_server() -> ForkServerContext:
     Ctrl-C, which every process of a terminal hears, is for the one that was started there: the server never
     hears it, nor does what is forked from it.
     """
-    context = get_context("forkserver")
+    context = _Context()
     context.set_forkserver_preload(_PRELOADED)
     resource_tracker.ensure_running()  # which lets signals through again when it starts
     masked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

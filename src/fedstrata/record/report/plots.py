@@ -17,7 +17,7 @@ import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
+from matplotlib.colors import to_rgba, to_rgba_array
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
@@ -109,6 +109,18 @@ def curves(
         whole: Whether positions are whole numbers.
         ends: Where values begin and, unless the highest is to say so, end; as the values are if none.
     """
+    return _markup(curves_figure(series, x_label, whole=whole, ends=ends), key, title)
+
+
+@mpl.rc_context(_STYLE)
+def curves_figure(
+    series: Sequence[Series],
+    x_label: str,
+    *,
+    whole: bool = False,
+    ends: tuple[float, float | None] | None = None,
+) -> Figure:
+    """Returns lines as a figure; the arguments are those of `curves`."""
     figure, axes = _axes(_HEIGHT)
     for line in series:
         colour = _SERIES[line.style % COLOURS]
@@ -128,7 +140,23 @@ def curves(
     axes.set_xlabel(x_label)
     axes.xaxis.set_major_locator(MaxNLocator(6, steps=_STEPS, integer=whole, min_n_ticks=1 if whole else 2))
     axes.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
-    return _markup(figure, key, title)
+    return figure
+
+
+def on_white(figure: Figure) -> Figure:
+    """Returns a figure after its placeholders have become the colours of the light page."""
+    sheet = Path(__file__).with_name("templates") / "style.css"
+    page = dict(re.findall(r"(--[\w-]+): (#\w+)", sheet.read_text().partition("@media")[0]))
+    colours = {to_rgba(colour): page[name] for colour, name in _VARIABLES.items()}
+    figure.set_facecolor(page["--page"])
+    for artist in figure.findobj():
+        for what in ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor"):
+            if (read := getattr(artist, f"get_{what}", None)) is None:
+                continue
+            (red, green, blue, alpha), *others = to_rgba_array(read()).tolist() or [[0.0, 0.0, 0.0, 0.0]]
+            if not others and (colour := colours.get((red, green, blue, 1.0))) is not None:
+                getattr(artist, f"set_{what}")(to_rgba(colour, alpha))
+    return figure
 
 
 @mpl.rc_context(_STYLE)

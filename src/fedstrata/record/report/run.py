@@ -5,6 +5,7 @@ from statistics import fmean
 from typing import Any
 
 from markupsafe import Markup
+from matplotlib.figure import Figure
 
 from fedstrata.record.history import (
     History,
@@ -236,9 +237,32 @@ def _rounding(history: History) -> dict[str, float]:
     return {name.replace("_", " "): mean for name, mean in (mean_scores(known) or {}).items()}
 
 
+def score_figure(history: History) -> Figure:
+    """Returns the learning curves by round: all documents, and the clients' mean with a band around it."""
+    metric = str((history.start or {}).get("metric", ""))
+    rows = round_rows(history.rounds, metric)
+    styles = _styles(rows)
+    series = [
+        line
+        for key, style in styles.items()
+        for line in plots.series_of(style, rows, "round", key, band=key == "mean")
+    ]
+    figure = plots.curves_figure(series, "round", whole=True)
+    (axes,) = figure.axes
+    axes.set_ylabel(f"validation {metric}")
+    if len(styles) > 1:
+        axes.legend(axes.lines, [CURVES[key] for key in styles])
+    return plots.on_white(figure)
+
+
+def _styles(rows: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns the style of each learning curve that there is."""
+    return {key: style for style, key in enumerate(CURVES) if any(row[key] is not None for row in rows)}
+
+
 def _score_figures(history: History, rows: Sequence[Mapping[str, Any]], metric: str) -> dict[str, Any]:
     """Draws the learning curves: all documents, and the clients' mean with a band around it."""
-    styles = {key: style for style, key in enumerate(CURVES) if any(row[key] is not None for row in rows)}
+    styles = _styles(rows)
     if not styles:
         return {}
     figures: dict[str, Any] = {

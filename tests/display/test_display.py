@@ -12,7 +12,7 @@ from markupsafe import Markup
 from rich.console import Console
 from support import RunTiny
 
-from fedstrata.cli.display import Display, without_scores
+from fedstrata.display.run import Display, without_scores
 from fedstrata.metrics.spans import OVERALL
 
 NAMES = ["micro_f1", "macro_f1", "micro_auc", "macro_auc", "precision_at_5", "precision_at_8"]

@@ -11,11 +11,11 @@ from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.cli import log
-from fedstrata.cli.listener import EventDisplay
-from fedstrata.cli.tables import new_table
 from fedstrata.core.errors import DROPPED_OUT
 from fedstrata.core.settings.federation import FEW_CLIENTS
+from fedstrata.display import log
+from fedstrata.display.listener import EventDisplay
+from fedstrata.display.tables import new_table
 from fedstrata.record.privacy import NOT_COVERED, SEEDED, budget_line, largest
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline

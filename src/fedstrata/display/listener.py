@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Column
 
-from fedstrata.cli import log
-from fedstrata.cli.tables import say
+from fedstrata.display import log
+from fedstrata.display.tables import say
 
 _STATUS = 72
 """Characters that all but the bar take in a line, of a usual run."""

@@ -14,8 +14,8 @@ from support import TINY
 
 SAYS = """
 import logging, sys, warnings
-from fedstrata.cli import log
-from fedstrata.cli.display import Display
+from fedstrata.display import log
+from fedstrata.display.run import Display
 log._begin(True)
 library = logging.getLogger("library.inner")
 library.propagate = False

@@ -10,8 +10,8 @@ from rich.progress import TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedstrata.cli.listener import EventDisplay
-from fedstrata.cli.tables import new_table
+from fedstrata.display.listener import EventDisplay
+from fedstrata.display.tables import new_table
 from fedstrata.record.summary import headline
 from fedstrata.record.table_text import grid, markdown, notes
 

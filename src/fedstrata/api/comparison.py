@@ -1,0 +1,283 @@
+"""Comparing: several runs on the same data and seeds, as one frame with means, intervals and tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import pandas as pd
+from scipy import stats
+
+from fedstrata.api.arguments import with_argument_names
+from fedstrata.api.inputs import kept_if_begun
+from fedstrata.api.options import OBJECTS, Config, Options, section_of, source_of
+from fedstrata.api.result import Result
+from fedstrata.api.running import with_objects
+from fedstrata.comparing.check import check_comparison
+from fedstrata.comparing.compare import LOCK
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.source import assign
+from fedstrata.core.settings.sweep import SECTION, Sweep, folder_name, label, sweep_of
+from fedstrata.display.comparison import Display
+from fedstrata.metrics.cost import machine
+from fedstrata.record.log import Listener
+from fedstrata.record.table import tabulate
+from fedstrata.record.table_text import write_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from fedstrata.core.method import Method
+
+LEVEL = 0.95
+"""The share of intervals that hold the mean over seeds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a comparison came to.
+
+    Attributes:
+        folder: Where everything is kept.
+        raw: What `table.json` holds; see docs/comparing.md.
+    """
+
+    folder: Path
+    raw: Mapping[str, Any]
+
+    @property
+    def metric(self) -> str:
+        """The score that runs are judged by."""
+        return str(self.raw["metric"])
+
+    @property
+    def finished(self) -> bool:
+        """Whether every run has ended well."""
+        return all(cell["finished"] for row in self.raw["rows"] for cell in row["cells"])
+
+    @property
+    def table(self) -> pd.DataFrame:
+        """A row a method or setting: figures as `mean`, `sd`, and `low` and `high` of the mean over seeds.
+
+        Scores are fractions. `low` and `high` are a 95 % t-interval over seeds, none for one seed. `p` tests
+        the score that runs are judged by against the best row's, paired by seed (t-test, two-sided; with few
+        seeds it has little power); `delta` is the mean difference.
+        """
+        rows = {row["name"]: self._statistics(row) for row in self.raw["rows"]}
+        return pd.DataFrame.from_dict(rows, orient="index")
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """A row a run: its row, its seed, where it lies, why it failed, and its figures."""
+        return pd.DataFrame(
+            [
+                {
+                    "row": row["name"],
+                    "seed": cell["seed"],
+                    "folder": str(self.folder / cell["folder"]),
+                    "message": cell["message"],
+                    **{
+                        key: values["by_seed"].get(str(cell["seed"]))
+                        for key, values in row["values"].items()
+                        if values is not None
+                    },
+                }
+                for row in self.raw["rows"]
+                for cell in row["cells"]
+            ]
+        )
+
+    def result(self, row: str, seed: int) -> Result:
+        """Returns what one run has learnt.
+
+        Raises:
+            ConfigurationError: There is no such run, or it has failed.
+        """
+        found = self.cells.set_index(["row", "seed"])["folder"]
+        if (row, seed) not in found.index:
+            runs = ", ".join(f"{name!r} with seed {number}" for name, number in found.index)
+            raise ConfigurationError([Problem("row", f"no {row!r} with seed {seed}; there are {runs}")])
+        return Result(found[row, seed])
+
+    def plot(self, figure: str | None = None) -> Figure:
+        """Returns the mean of one figure by row, with its interval over seeds.
+
+        Args:
+            figure: A figure of `table`; the score that runs are judged by when none.
+        """
+        from matplotlib.figure import Figure  # noqa: PLC0415 - heavy
+
+        name, table = figure or self.metric, self.table
+        drawn = Figure(figsize=(6.0, 1.0 + 0.4 * len(table)), layout="constrained")
+        axes = drawn.add_subplot()
+        middle, low, high = (table[name, of] for of in ("mean", "low", "high"))
+        axes.errorbar(
+            middle, range(len(table)), xerr=[(middle - low).fillna(0), (high - middle).fillna(0)], fmt="o"
+        )
+        axes.set_yticks(range(len(table)), table.index)
+        axes.invert_yaxis()
+        axes.set_xlabel(name)
+        axes.grid(axis="x")
+        return drawn
+
+    def _statistics(self, row: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+        figures: dict[tuple[str, str], Any] = {}
+        for key in self.raw["shown"]:
+            values = row["values"].get(key)
+            numbers = [] if values is None else list(values["by_seed"].values())
+            low, high = interval_of_mean(numbers)
+            mean, spread = (None, None) if values is None else (values["mean"], values["standard_deviation"])
+            figures |= {(key, "mean"): mean, (key, "sd"): spread, (key, "low"): low, (key, "high"): high}
+        figures |= self._against_best(row)
+        return figures
+
+    def _against_best(self, row: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+        own = row["values"].get(self.metric)
+        behind = own and own["behind_best"]
+        if not behind:
+            return {(self.metric, "delta"): None, (self.metric, "p"): None}
+        best = next(each for each in self.raw["rows"] if each["name"] == behind["row"])["values"][self.metric]
+        seeds = [seed for seed in own["by_seed"] if seed in best["by_seed"]]
+        mine, theirs = ([one["by_seed"][seed] for seed in seeds] for one in (own, best))
+        return {(self.metric, "delta"): behind["mean"], (self.metric, "p"): paired_p(mine, theirs)}
+
+    def _repr_html_(self) -> str:
+        scores = [key for key in self.raw["shown"] if (key, "mean") in self.table.columns]
+        shown: str = self.table[scores].dropna(axis=1, how="all").to_html(float_format="{:.4g}".format)
+        return shown
+
+
+def interval_of_mean(numbers: Sequence[float]) -> tuple[float | None, float | None]:
+    """Returns the ends of Student's interval of a mean; none for fewer than two numbers."""
+    if len(numbers) < 2:
+        return None, None
+    mean, error = sum(numbers) / len(numbers), float(stats.sem(numbers))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(numbers) - 1)) * error
+    return mean - half, mean + half
+
+
+def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Returns the chance of a difference as large between pairs; none for fewer than two pairs."""
+    if len(first) < 2:
+        return None
+    differences = [one - other for one, other in zip(first, second, strict=True)]
+    if max(differences) - min(differences) == 0:  # no spread to measure a difference by
+        return 1.0 if differences[0] == 0 else 0.0
+    found = float(stats.ttest_rel(first, second).pvalue)
+    return None if math.isnan(found) else found
+
+
+@with_argument_names
+def compare(
+    config: Config | Sequence[str | Path] = None,
+    *,
+    methods: Sequence[Method | str] | Mapping[str, Method | str] | None = None,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    rows: Mapping[str, Mapping[str, Any]] | None = None,
+    seeds: Sequence[int] | None = None,
+    jobs: int = 1,
+    out: str | Path | None = None,
+    progress: bool = True,
+    **options: Unpack[Options],
+) -> Comparison:
+    """Runs several methods or settings on the same data and seeds.
+
+    What has finished is not run again and what has begun is resumed: to go on, call it again with the same
+    arguments. Every run is a process of its own.
+
+    Args:
+        config: As for `run`; or several files, one a row; it may have a `sweep` section of its own.
+        methods: Methods to compare, one a row; a mapping also names the rows.
+        grid: Values to try by dotted path; every row with every combination.
+        rows: Settings of each row by its name, nested as in a configuration.
+        seeds: Seeds of every row; 0, 1 and 2 when none.
+        jobs: Runs side by side.
+        out: Where everything is kept; `comparisons/NAME` when none.
+        progress: Whether progress is shown.
+        **options: Settings of all rows, as for `run`.
+
+    Raises:
+        ConfigurationError: With every problem of every run, before any starts.
+    """
+    display = Display() if progress else None
+    if display is not None:
+        display.say("checking every run ...")
+    files = config if isinstance(config, Sequence) and not isinstance(config, str) else [config]
+    settings = {name: value for name, value in options.items() if name not in OBJECTS}
+    sources = {
+        str(file) if isinstance(file, str | Path) else "comparison": source_of(file, settings)
+        for file in files
+    }
+    first = next(iter(sources.values()))
+    for path, value in _described(methods, grid, rows, seeds).items():
+        assign(first, f"{SECTION}.{path}", value, f"the argument {path}")
+    name = "-".join(str(source.values.get("name", Path(file).stem)) for file, source in sources.items())
+    folder = Path(out) if out is not None else Path("comparisons") / (folder_name(name) or "comparison")
+    with kept_if_begun(folder, LOCK):
+        for source in sources.values():
+            with_objects(source, options, folder)
+        return executed(sweep_of(sources), folder, jobs, display)
+
+
+def _described(
+    methods: Sequence[Method | str] | Mapping[str, Method | str] | None,
+    grid: Mapping[str, Sequence[Any]] | None,
+    rows: Mapping[str, Mapping[str, Any]] | None,
+    seeds: Sequence[int] | None,
+) -> dict[str, Any]:
+    """Returns what the arguments say of the section `sweep`, by its settings."""
+    if methods is not None and rows is not None:
+        raise ConfigurationError([Problem("rows", "and methods are both the rows; give one of them")])
+    described: dict[str, Any] = {}
+    if methods is not None:
+        named = methods if isinstance(methods, Mapping) else {_title(method): method for method in methods}
+        described["rows"] = {name: {"method": section_of("method", own)} for name, own in named.items()}
+    if rows is not None:
+        described["rows"] = section_of("rows", rows)
+    if grid is not None:
+        tried = {path: [section_of(path, value) for value in values] for path, values in grid.items()}
+        described["grid"] = tried
+    if seeds is not None:
+        described["seeds"] = list(seeds)
+    return described
+
+
+def _title(method: Method | str) -> str:
+    """Returns what a row is called: the method, and those of its settings that are not as usual."""
+    if isinstance(method, str):
+        return method
+    return label("method", {**method.model_dump(exclude_defaults=True), "name": method.name})
+
+
+def executed(sweep: Sweep, folder: Path, jobs: int, display: Display | None) -> Comparison:
+    """Checks and runs everything; the table is also written.
+
+    Args:
+        sweep: What is to be compared.
+        folder: Where everything is kept.
+        jobs: Runs side by side.
+        display: Shows it; nothing is shown if none.
+
+    Raises:
+        ConfigurationError: With every problem of every run, before any starts.
+    """
+    listen: Listener = display or (lambda event, facts: None)
+    comparison = check_comparison(sweep, folder, jobs=jobs, listen=listen)
+    if display is None:
+        found = comparison.execute()
+    else:
+        with display:
+            found = comparison.execute()
+    table = tabulate(
+        found,
+        name=sweep.name,
+        columns=sweep.settings.columns,
+        floors=sweep.settings.floors,
+        different_data=sweep.settings.allow_different_data,
+        machine={**machine(), "jobs": jobs},
+    )
+    write_table(table, folder)
+    return Comparison(folder, table)

@@ -1,0 +1,196 @@
+"""What a configuration cannot hold, given as objects: documents, tables and loaded models.
+
+They become files in the run directory, so that a run is gone on with, copied to workers and used afterwards
+like any other: nothing else of fedstrata knows of objects. The folder can be read by its owner alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedstrata.core.documents import Document
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.files import write_atomically
+from fedstrata.core.settings.data import ColumnSettings, DataSettings
+from fedstrata.core.settings.source import Source, assign
+from fedstrata.data.readers.datasets import is_table, read_table
+from fedstrata.data.readers.folders import split_named
+from fedstrata.data.writers import jsonl
+from fedstrata.engine.run_folder import INPUTS
+from fedstrata.results.document_pairs import format_of
+
+ORIGIN = "the argument data"
+
+
+def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, folder: Path) -> None:
+    """Lays the argument `data` over a configuration.
+
+    Args:
+        source: The configuration.
+        data: A path, a section, documents, documents by site, or tables (`documents_of`).
+        columns: What the columns of tables hold, as the section `data.columns`.
+        folder: Where documents that are objects are kept.
+
+    Raises:
+        ConfigurationError: The data are none of these, or columns are named that nothing has.
+        DataError: A table's row does not hold what its column should; or the path's format cannot be told.
+    """
+    if isinstance(data, str | Path):
+        _set_path(source, Path(data).expanduser())
+    elif isinstance(data, DataSettings) or (isinstance(data, Mapping) and not _is_by_name(data)):
+        section = data.model_dump(mode="json") if isinstance(data, DataSettings) else dict(data)
+        assign(source, "data", section, ORIGIN)
+    else:
+        documents = documents_of(data, _checked(columns))
+        path = folder / INPUTS / "documents.jsonl"
+        _write_private(path, (jsonl.line(document, document.id).encode() for document in documents))
+        for name in ("format", "path", "synthetic", "columns"):
+            _forget(source, name)
+        assign(source, "data.format", "jsonl", ORIGIN)
+        assign(source, "data.path", str(path.absolute()), ORIGIN)
+        return
+    if columns is not None:
+        assign(source, "data.columns", dict(columns), "the argument columns")
+
+
+@contextmanager
+def kept_if_begun(folder: Path, begun: str) -> Iterator[None]:
+    """Removes what was kept of objects if nothing begins with it.
+
+    Args:
+        folder: Where they are kept.
+        begun: The file that is there once what they are for has begun.
+    """
+    existed = folder.exists()
+    try:
+        yield
+    except ConfigurationError:
+        if not (folder / begun).exists():
+            shutil.rmtree(folder / INPUTS, ignore_errors=True)
+            if not existed and folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+        raise
+
+
+def documents_of(data: Any, columns: ColumnSettings = ColumnSettings()) -> list[Document]:  # noqa: B008 - frozen
+    """Returns the documents of objects.
+
+    Args:
+        data: Documents; a table (a `datasets.Dataset` or a pandas frame); or either of them by site, or
+            tables by `train`, `validation` and `test`, as a `datasets.DatasetDict` has them.
+        columns: What the columns of tables hold.
+
+    Returns:
+        The documents, whose ids are unique: where those of several sites are not, the site's name is put
+        before them.
+
+    Raises:
+        ConfigurationError: They are none of these, or two documents of a site have one id.
+        DataError: A table's row does not hold what its column should.
+    """
+    parts = dict(data) if isinstance(data, Mapping) else {"": data}
+    splits = {name: split_named(str(name)) for name in parts}
+    by_split = all(splits.values()) and all(map(is_table, parts.values()))
+    found: list[Document] = []
+    for name, part in parts.items():
+        site, split = ("", splits[name]) if by_split else (str(name), "")
+        found += _of_part(part, columns, site, split)
+    ids = [document.id for document in found]
+    if len(set(ids)) < len(ids):
+        found = [replace(each, id=f"{each.site}/{each.id}" if each.site else each.id) for each in found]
+        seen: set[str] = set()
+        for document in found:
+            if document.id in seen:
+                message = f"two documents have the id {document.id!r}; ids are unique within a site"
+                raise ConfigurationError([Problem("data", message, ORIGIN)])
+            seen.add(document.id)
+    return found
+
+
+def _of_part(part: Any, columns: ColumnSettings, site: str, split: str) -> list[Document]:
+    """Returns the documents of one site, or of all."""
+    if is_table(part):
+        documents = read_table(part, columns, name=site or split or "table", site=site, split=split)
+    elif isinstance(part, Sequence) and part and all(isinstance(each, Document) for each in part):
+        documents = list(part)
+    else:
+        message = (
+            "must be a path, a section, documents (fedstrata.Document), a datasets.Dataset or a pandas "
+            f"frame, or one of these by site, not {_told(part)}"
+        )
+        raise ConfigurationError([Problem("data", message, ORIGIN)])
+    own = {document.site for document in documents} - {site, ""} if site else set()
+    if own:
+        message = f"documents given for the site {site!r} say that they are of {sorted(own)[0]!r}"
+        raise ConfigurationError([Problem("data", message, ORIGIN)])
+    return [_placed(document, site, split) for document in documents]
+
+
+def _placed(document: Document, site: str, split: str) -> Document:
+    metadata = {**({"split": split} if split else {}), **document.metadata}
+    return replace(document, site=document.site or site, metadata=metadata)
+
+
+def _told(part: Any) -> str:
+    """Says what was given, without anything of its text."""
+    if isinstance(part, Sequence) and not isinstance(part, str):
+        kinds = sorted({type(each).__name__ for each in part}) or ["nothing"]
+        return f"{type(part).__name__} of {', '.join(kinds)}"
+    return type(part).__name__
+
+
+def _is_by_name(data: Mapping[Any, Any]) -> bool:
+    """Whether a mapping holds documents or tables by name, and no settings."""
+    return bool(data) and not set(data) <= set(DataSettings.model_fields)
+
+
+def _set_path(source: Source, path: Path) -> None:
+    """Names other files; of the format that the configuration has, or of that of their names."""
+    section = source.values.get("data")
+    form = section.get("format", "synthetic") if isinstance(section, dict) else "synthetic"
+    if form == "synthetic":
+        assign(source, "data.format", format_of(path, "data={'format': ..., 'path': ...}"), ORIGIN)
+        _forget(source, "synthetic")
+    assign(source, "data.path", str(path), ORIGIN)
+
+
+def _forget(source: Source, name: str) -> None:
+    """Takes out of the section `data` what belongs to other documents."""
+    section = source.values.get("data")
+    if isinstance(section, dict):
+        section.pop(name, None)
+
+
+def _checked(columns: Mapping[str, Any] | None) -> ColumnSettings:
+    try:
+        return ColumnSettings.model_validate(dict(columns or {}))
+    except ValidationError as error:
+        raise ConfigurationError(
+            [
+                Problem(f"columns.{'.'.join(map(str, each['loc']))}", each["msg"], "the argument columns")
+                for each in error.errors()
+            ]
+        ) from None
+
+
+def _write_private(path: Path, lines: Iterable[bytes]) -> None:
+    """Writes a file that its owner alone can read; one with the same content is left as it is.
+
+    Raises:
+        ConfigurationError: There is one with another content.
+    """
+    content = b"".join(lines)
+    if path.exists():
+        if path.read_bytes() != content:
+            message = f"{path} holds other documents; name another folder (out)"
+            raise ConfigurationError([Problem("data", message, ORIGIN)])
+        return
+    path.parent.mkdir(parents=True, mode=0o700)
+    write_atomically(path, [content], mode=0o600)

@@ -1,0 +1,1 @@
+"""What a person sees while something runs: on a terminal, in a notebook, in a log."""

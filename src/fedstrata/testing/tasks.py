@@ -1,0 +1,122 @@
+"""The contract of a task."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import torch
+
+from fedstrata.api.corpora import synth
+from fedstrata.api.options import Options
+from fedstrata.core.documents import Document
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.federation import DATA_CORRUPTIONS
+from fedstrata.core.task import Task
+from fedstrata.engine.prepare import Experiment, prepare
+from fedstrata.metrics.counts import added
+from fedstrata.tasks import TASKS
+from fedstrata.testing.contract import Contract, TinyRuns, require_same
+from fedstrata.train.evaluate import answer
+
+
+def check_task(task: Task, /, **options: Unpack[Options]) -> list[str]:
+    """Checks a task of one's own on synthetic notes, or on documents that are given.
+
+    It must describe itself as a configuration; turn documents into examples, batches and a finite loss;
+    answer every document; count what adds up over documents to the same scores; and come to the same numbers
+    when it is resumed, and on two workers.
+
+    Args:
+        task: The task with its settings.
+        **options: What else is run, as for `fedstrata.run`: `data`, `model`, `method`, `settings` ...
+
+    Returns:
+        The clauses that hold, in words.
+
+    Raises:
+        ContractError: Clauses do not hold; the message has all of them with the reason.
+        ConfigurationError: The task cannot run with these options.
+    """
+    contract = Contract(f"task {task.name!r}")
+    given: dict[str, Any] = {"data": synth(sites=3, notes=24)}
+    with tempfile.TemporaryDirectory() as folder:
+        runs = TinyRuns({**given, **options, "task": task}, Path(folder))
+        with contract.clause("it describes itself as a configuration"):
+            section = TASKS.section_of(task)
+            if TASKS.make(section, "task") != task:
+                raise AssertionError(f"{section} describes another task")
+        experiment = prepare(runs.source())
+        documents = [each for own in experiment.clients.values() for each in own.train]
+        _check_parts(contract, experiment, documents)
+        with contract.clause("a saved model's classes give the task again"):
+            again = experiment.task.restored(experiment.task.classes)
+            if again.classes != experiment.task.classes:
+                raise AssertionError(f"its classes are {again.classes} then, not {experiment.task.classes}")
+        with contract.clause("a resumed run comes to the numbers of an uninterrupted one"):
+            whole = runs.state("whole")
+            runs.state("resumed", federation__rounds=1)
+            require_same(runs.state("resumed", resume=True), whole)
+        with contract.clause("two workers come to the numbers of one process"):
+            require_same(runs.state("workers", workers=2), runs.state("one"))
+    return contract.require()
+
+
+def _check_parts(contract: Contract, experiment: Experiment, documents: Sequence[Document]) -> None:
+    """Looks at what a run asks of a task, one part after the other."""
+    task, model = experiment.task, experiment.model
+    known = [document for document in map(task.known, documents) if task.scorable(document)]
+    with contract.clause("documents become examples that have windows and a length"):
+        examples = task.training_examples(known, model.tokenizer)
+        if not examples:
+            raise AssertionError("there are none")
+        if any(len(example) < 1 or not len(example.windows) for example in examples):
+            raise AssertionError("an example has none")
+    with contract.clause("a batch has a finite loss, of as many terms as it says"):
+        batch = task.collate(task.training_examples(known, model.tokenizer)[:4])
+        with torch.no_grad():
+            loss, terms = task.loss(model.module, batch)
+        if not math.isfinite(float(loss)):
+            raise AssertionError(f"the loss is {float(loss)}")
+        if float(terms) != float(task.terms(batch).sum()):
+            raise AssertionError(
+                f"`loss` says {float(terms):g} terms, `terms` {float(task.terms(batch).sum()):g}"
+            )
+    with contract.clause("every document is answered, and an answer is an annotation of it"):
+        answers = answer(model, task, known, experiment.settings.training)
+        if len(answers) != len(known):
+            raise AssertionError(f"{len(known)} documents have {len(answers)} answers")
+        for document, own in zip(known, answers, strict=True):
+            if task.annotate(document, own).text != document.text:
+                raise AssertionError("an annotated document has another text")
+    with contract.clause("what is counted adds up, and scores are of the names that it says"):
+        _require_added(task, known, answer(model, task, known, experiment.settings.training))
+    with contract.clause("a corrupt client has as many examples as before"):
+        examples = task.training_examples(known, model.tokenizer)
+        for kind in DATA_CORRUPTIONS:
+            if len(task.corrupt(examples, kind, model.tokenizer, Seed(0))) != len(examples):
+                raise AssertionError(f"{kind} gives another number")
+
+
+def _require_added(task: Task, documents: Sequence[Document], answers: Sequence[Any]) -> None:
+    half = len(documents) // 2
+    whole = task.counted(documents, answers)
+    parts = [task.counted(documents[:half], answers[:half]), task.counted(documents[half:], answers[half:])]
+    if task.counted([], []).keys() != whole.keys():
+        raise AssertionError("its names are others where there are no documents")
+    if any(value for value in task.counted([], []).values()):
+        raise AssertionError("of no documents not all numbers are 0")
+    if any(value < 0 for value in whole.values()):
+        raise AssertionError("a number is negative")
+    for name, value in added(parts).items():
+        if not math.isclose(value, whole[name], rel_tol=1e-9, abs_tol=1e-9):
+            raise AssertionError(f"{name} is {whole[name]:g} of all documents, and {value:g} of their halves")
+    scores = task.scored(whole, task.apart(documents, answers))
+    unknown = [name for name in scores if name not in task.score_names]
+    if unknown or task.metric not in scores:
+        raise AssertionError(
+            f"`score` gives {unknown or 'no ' + task.metric}, which `metric_names` does not say"
+        )

@@ -1,0 +1,256 @@
+"""A run from Python: its arguments, documents that are objects, and going on after Ctrl-C."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import pandas as pd
+import pytest
+from datasets import Dataset, DatasetDict
+from support import TINY, TINY_SETTINGS, Call, report_nothing
+
+import fedstrata as fs
+from fedstrata.api.inputs import documents_of
+from fedstrata.api.options import source_of
+from fedstrata.core.settings.source import read_settings, read_source
+from fedstrata.record.log import read_events
+
+OF_DATA = "data.synthetic"
+
+
+@pytest.fixture(autouse=True)
+def _no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report_nothing(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def notes() -> dict[str, list[fs.Document]]:
+    """Documents by site."""
+    return fs.synth(sites=3, notes=12)
+
+
+def tiny(**settings: Any) -> dict[str, Any]:
+    """Arguments of a run of seconds on documents that are given."""
+    own = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith(OF_DATA)}
+    return {"settings": own | settings, "progress": False}
+
+
+def test_a_value_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(fs.ConfigurationError, match=r"federation\.rounds: is given twice: as the argument"):
+        fs.run(rounds=1, settings={"federation.rounds": 2}, progress=False)
+
+
+def rounds_of(folder: Path) -> list[Any]:
+    """What a run's rounds came to."""
+    events = read_events(folder / "record.jsonl")
+    return [(each["loss"], each["global"]) for each in events if each["event"] == "round"]
+
+
+def test_documents_by_site_are_the_run_that_their_files_are(
+    notes: dict[str, list[fs.Document]], call: Call
+) -> None:
+    result = fs.run(data=notes, task="ner", method="fedavg", rounds=2, **tiny())
+    fs.synth(sites=3, notes=12, out="files", format="jsonl")
+    data = ["data.format=jsonl", "data.path=files"]
+    overrides = [each for each in TINY if not each.startswith(OF_DATA)]
+    named = ["method=fedavg", "task=ner", "federation.rounds=2"]
+    assert call("run", *overrides, *data, *named, "--out", "from-files").status == 0
+    assert rounds_of(result.folder) == rounds_of(Path("from-files"))
+    assert result.folder == Path("runs/run")
+
+
+def test_documents_are_kept_for_their_owner_alone(notes: dict[str, list[fs.Document]]) -> None:
+    result = fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", **tiny())
+    kept = result.folder / "inputs" / "documents.jsonl"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    assert read_settings(read_source(result.folder / "config.yaml", [])).data.path == str(kept.absolute())
+
+
+ROWS = {
+    "note": ["No fever today.", "Chest pain.", "Cough."],
+    "codes": [["a"], ["b", "a"], ["b"]],
+    "hospital": ["x", "y", "x"],
+}
+COLUMNS = {"text": "note", "labels": "codes", "site": "hospital"}
+
+
+def told(documents: list[fs.Document]) -> list[tuple[str, str, tuple[str, ...]]]:
+    """What documents hold, in the order of their texts."""
+    return sorted((each.text, each.site, tuple(each.labels)) for each in documents)
+
+
+def test_a_table_may_be_a_frame_a_dataset_or_either_by_site() -> None:
+    """The same documents come of all of them."""
+    columns = fs.settings.ColumnSettings(**COLUMNS)
+    frame = pd.DataFrame(ROWS)
+    by_site = {site: own.drop(columns="hospital") for site, own in frame.groupby("hospital")}
+    whole = documents_of(frame, columns)
+    assert told(whole) == [
+        ("Chest pain.", "y", ("b", "a")),
+        ("Cough.", "x", ("b",)),
+        ("No fever today.", "x", ("a",)),
+    ]
+    assert told(documents_of(Dataset.from_dict(ROWS), columns)) == told(whole)
+    without_site = columns.model_copy(update={"site": None})
+    assert told(documents_of(by_site, without_site)) == told(whole)
+    datasets = {site: Dataset.from_pandas(own, preserve_index=False) for site, own in by_site.items()}
+    assert told(documents_of(datasets, without_site)) == told(whole)
+    ids = [document.id for document in documents_of(by_site, without_site)]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_dataset_with_splits_keeps_them() -> None:
+    parts = {"train": ROWS, "test": {name: values[:1] for name, values in ROWS.items()}}
+    given = DatasetDict({name: Dataset.from_dict(part) for name, part in parts.items()})
+    found = documents_of(given, fs.settings.ColumnSettings(**COLUMNS))
+    splits = [document.metadata["split"] for document in found]
+    assert splits == ["train", "train", "train", "test"]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        (["a text"], "list of str"),
+        ({"x": [3]}, "list of int"),
+        (3, "int"),
+        ([], "list of nothing"),
+    ],
+)
+def test_what_is_no_data_is_refused_by_its_kind(given: Any, named: str) -> None:
+    with pytest.raises(fs.ConfigurationError, match=f"not {named}") as refused:
+        fs.run(data=given, out="run", **tiny())
+    assert "a text" not in str(refused.value)
+    assert not Path("run").exists()
+
+
+def test_two_documents_of_a_site_with_one_id_are_refused() -> None:
+    twice = {"x": [fs.Document("1", "One."), fs.Document("1", "Two.")]}
+    with pytest.raises(fs.ConfigurationError, match="two documents have the id 'x/1'"):
+        fs.run(data=twice, **tiny())
+
+
+def test_all_wrong_arguments_are_told_at_once() -> None:
+    with pytest.raises(fs.ConfigurationError) as refused:
+        fs.run(metod="fedavg", epochs=3, out="run", progress=False)  # type: ignore[call-arg]
+    assert [problem.path for problem in refused.value.problems] == ["metod", "epochs"]
+    assert "did you mean 'method'?" in str(refused.value)
+    wrong = {"method": "fedavgg", "training": {"epochs": 0}, "rounds": -1}
+    with pytest.raises(fs.ConfigurationError) as refused:
+        fs.run(**wrong, out="run", progress=False)
+    found = {problem.path: problem.origin for problem in refused.value.problems}
+    assert found == {
+        "method.name": "the argument method",
+        "training.epochs": "the argument training",
+        "federation.rounds": "the argument rounds",
+    }
+    assert not Path("run").exists()
+
+
+def test_arguments_are_objects_mappings_or_names() -> None:
+    """And single settings are laid over them all."""
+    sections: list[Mapping[str, Any]] = [
+        {"method": fs.methods.FedProx(mu=0.5), "training": fs.settings.TrainingSettings(epochs=2)},
+        {"method": {"name": "fedprox", "mu": 0.5}, "training": {"epochs": 2}},
+        {"method": "fedprox", "settings": {"method.mu": 0.5, "training.epochs": 2}},
+    ]
+    read = [read_settings(source_of(None, section)) for section in sections]
+    assert read[0].model_dump() == read[1].model_dump() == read[2].model_dump()
+    assert (read[0].method["mu"], read[0].training.epochs) == (0.5, 2)
+
+
+def test_a_class_in_place_of_an_object_is_refused() -> None:
+    with pytest.raises(fs.ConfigurationError, match=r"FedProx\(\.\.\.\)"):
+        fs.run(method=fs.methods.FedProx, progress=False)  # type: ignore[arg-type]
+
+
+def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_numbers(notes: dict[str, list[fs.Document]]) -> None:
+    def stop(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "round" and facts["round"] == 1:
+            raise KeyboardInterrupt
+
+    given = {
+        "data": notes,
+        "task": "ner",
+        "method": fs.methods.FedPer(personal_blocks=1),
+        "rounds": 3,
+        **tiny(),
+    }
+    whole = fs.run(**given, out="whole")
+    with pytest.raises(KeyboardInterrupt):
+        fs.run(**given, out="stopped", on_event=stop)
+    assert fs.load("stopped").state == "interrupted"
+    resumed = fs.resume("stopped", progress=False)
+    assert rounds_of(Path("stopped")) == rounds_of(Path("whole"))
+    assert resumed.metrics == whole.metrics
+
+
+def test_going_on_with_other_settings_is_refused(notes: dict[str, list[fs.Document]]) -> None:
+    fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", **tiny())
+    with pytest.raises(fs.ConfigurationError, match=r"training\.learning_rate"):
+        fs.resume("run", settings={"training.learning_rate": 1.0}, progress=False)
+    assert len(fs.resume("run", rounds=2, progress=False).history) == 2
+
+
+def test_a_folder_with_a_run_is_refused_and_left_as_it_is(notes: dict[str, list[fs.Document]]) -> None:
+    fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", **tiny())
+    before = {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")}
+    with pytest.raises(fs.ConfigurationError, match=r"fedstrata\.resume"):
+        fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", **tiny())
+    assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
+
+
+def test_a_method_of_a_function_cannot_go_to_workers(notes: dict[str, list[fs.Document]]) -> None:
+    class Mine(fs.methods.FedAvg):
+        """FedAvg under another name."""
+
+        name: Literal["mine"] = "mine"  # type: ignore[assignment]
+
+    with pytest.raises(fs.ConfigurationError, match=r"put it into a module of its own, a \.py file"):
+        fs.run(data=notes, task="ner", method=Mine(), workers=2, out="run", **tiny())
+    assert not Path("run").exists()
+    result = fs.run(data=notes, task="ner", method=Mine(), rounds=1, out="run", **tiny())
+    assert result.state == "finished"
+    with pytest.raises(fs.ConfigurationError, match="a function"):
+        fs.resume("run", workers=2, rounds=2, progress=False)
+
+
+class Mentions(fs.Metric):
+    """Mentions that are found in a document, on average."""
+
+    name: Literal["mentions"] = "mentions"
+
+    def tally(self, documents: Any, answers: Any) -> dict[str, float]:
+        """Counts them."""
+        return {"found": float(sum(map(len, answers))), "documents": float(len(documents))}
+
+    def score(self, tally: Mapping[str, float]) -> float:
+        """Divides."""
+        return tally["found"] / max(1.0, tally["documents"])
+
+
+def test_a_metric_of_ones_own_is_of_all_clients_documents(notes: dict[str, list[fs.Document]]) -> None:
+    """It is counted by client and pooled, like any other."""
+    task = fs.tasks.NamedEntityRecognition(extra_metrics=[Mentions()], max_length=64, stride=8)
+    result = fs.run(data=notes, task=task, method="fedavg", rounds=1, out="run", **tiny())
+    split = {name: parts["test"] for name, parts in result.clients.to_dict("index").items()}
+    own = result.summary["metrics"]["clients"]
+    pooled = sum(own[name]["mentions"] * count for name, count in split.items()) / sum(split.values())
+    assert result.metrics["mentions"] == pytest.approx(pooled)
+
+
+def test_a_plan_says_what_a_run_then_sends(notes: dict[str, list[fs.Document]]) -> None:
+    given = {"data": notes, "task": "ner", "method": "fedavg", "rounds": 2, **tiny()}
+    given.pop("progress")
+    made = fs.plan(**given, seconds=0.0)
+    result = fs.run(**given, out="run", progress=False)
+    assert made.communication["bytes_up"] == pytest.approx(
+        result.summary["communication"]["bytes_up"], rel=1e-3
+    )
+    assert f"trains   {made.trainable_parameters:,} of" in str(made)
+    assert "embedding" in made._repr_html_()
+    assert "<pre" in made._repr_html_()
