@@ -74,6 +74,7 @@ SCRIPTS = [
         ],
         {"step_bytes", "four_tensors_bytes", "mask_bytes_over_length_bytes"},
     ),
+    pytest.param("import_time.py", ["--repeats", "1"], {"import_seconds", "over_start", "run_seconds"}),
     pytest.param(
         "split_generation.py",
         [

@@ -115,11 +115,11 @@ class Plugins(Mapping[str, Plugin]):
         """Returns why an entry point or a reference cannot be used; none if it can."""
         if name in self._loaded:
             return None
-        point = self.installed.get(name)
+        reference = self.installed[name].value if name in self.installed else name
         try:
-            found = _imported(point.value if point is not None else name)
+            found = _imported(reference)
         except Exception as error:  # whatever a stranger's module raises
-            return f"{name!r} cannot be imported: {_reason(error, name)}"
+            return f"{name!r} cannot be imported: {_reason(error, reference)}"
         if not self._is_one(found):
             return f"{name!r} is no {self._kind}"
         self._loaded[name] = found
@@ -186,8 +186,8 @@ def _is_importable(plugin: Any) -> bool:
         return False
 
 
-def _reason(error: Exception, name: str) -> str:
-    module = name.partition(":")[0]
+def _reason(error: Exception, reference: str) -> str:
+    module = reference.partition(":")[0]
     if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):
         return f"there is no module {error.name!r} in {sys.prefix} or in {Path.cwd()}"
     return f"{type(error).__name__}: {error}"

@@ -1,0 +1,94 @@
+"""What a configuration may name: ours, an installed package's, or a class by reference."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import troubled
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.plugins import Plugins
+
+OWN = {"sum": sum, "max": max}
+
+
+def plugins(**installed: str) -> Plugins[object]:
+    """Functions by name, as if a package had installed some of them."""
+    found = Plugins[object]("fedstrata.tests", OWN, kind="function", is_one=callable)
+    points = {name: EntryPoint(name, value, "fedstrata.tests") for name, value in installed.items()}
+    found.__dict__["installed"] = points
+    return found
+
+
+def refused(found: Plugins[object], name: object) -> str:
+    """What is said of a name that stands for nothing."""
+    with pytest.raises(ConfigurationError) as error:
+        found.find(name, "method.name")
+    (problem,) = error.value.problems
+    assert problem.path == "method.name"
+    return problem.message
+
+
+def test_a_name_is_ours_then_a_packages_then_a_reference() -> None:
+    found = plugins(pi="math:isqrt")
+    assert found.find("sum", "") is sum
+    assert found["pi"] is __import__("math").isqrt
+    assert found.find("math:gcd", "") is __import__("math").gcd
+    assert list(found) == ["sum", "max", "pi"]
+    assert "math:gcd" in found
+    assert "tau" not in found
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("summ", "must be one of sum, max, broken, or package.module:Class, not 'summ'; did you mean 'sum'?"),
+        (None, "must be one of sum, max, broken, or package.module:Class, not null"),
+        ("math:tau", "'math:tau' is no function"),
+        ("math:gdc", "'math:gdc' cannot be imported: AttributeError: "),
+        ("no_such_thing.at_all:A", "cannot be imported: there is no module 'no_such_thing' in "),
+        ("broken", "'broken' cannot be imported: there is no module 'gone' in "),
+    ],
+)
+def test_what_stands_for_nothing_says_why(name: object, said: str) -> None:
+    assert said in refused(plugins(broken="gone:Gone"), name)
+
+
+def test_one_that_cannot_be_imported_hides_no_other() -> None:
+    found = plugins(broken="gone:Gone", pi="math:isqrt")
+    assert list(found) == ["sum", "max", "pi"]
+    assert len(found) == 3
+
+
+def test_a_module_of_the_working_folder_is_found_and_one_that_raises_says_what(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("mine_here.py").write_text("def one(): ...")
+    Path("mine_broken.py").write_text("1 / 0")
+    found = plugins()
+    assert found.name_of(found.find("mine_here:one", "")) == "mine_here:one"
+    assert "ZeroDivisionError: division by zero" in refused(found, "mine_broken:one")
+
+
+def test_what_no_other_process_can_import_is_kept_here_and_says_the_way_out() -> None:
+    def closure() -> None: ...
+
+    found = plugins()
+    name = found.name_of(closure)
+    assert found.find(name, "") is closure
+    assert "put it into a module of its own, a .py file" in found.why_only_here(name)
+    assert "a notebook or a script" in found.why_only_here("__main__:Mine")
+    own = found.name_of(troubled.Troubled)
+    assert (own, found.why_only_here(own)) == ("troubled:Troubled", "")
+    assert found.name_of(sum) == "sum"
+
+
+def test_where_something_comes_from_is_told() -> None:
+    found = plugins(pi="math:isqrt")
+    origins = [found.origin(name) for name in ("sum", "pi", "math:gcd")]
+    assert origins == ["fedstrata", "math:isqrt", "math"]
