@@ -108,10 +108,10 @@ class Comparison:
         Args:
             figure: A figure of `table`; the score that runs are judged by when none.
         """
-        from matplotlib.figure import Figure  # noqa: PLC0415 - heavy
+        from fedstrata.record.report.plots import NotebookFigure  # noqa: PLC0415 - matplotlib, heavy
 
         name, table = figure or self.metric, self.table
-        drawn = Figure(figsize=(6.0, 1.0 + 0.4 * len(table)), layout="constrained")
+        drawn = NotebookFigure(figsize=(6.0, 1.0 + 0.4 * len(table)), layout="constrained")
         axes = drawn.add_subplot()
         middle, low, high = (table[name, of] for of in ("mean", "low", "high"))
         axes.errorbar(

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from importlib.util import find_spec
 from typing import Any, Self
 
 from rich.console import Console
@@ -14,8 +15,12 @@ from fedstrata.display.tables import say
 _STATUS = 72
 """Characters that all but the bar take in a line, of a usual run."""
 
-
 _WARNINGS = frozenset({"warning", "client_failed"})
+
+
+def _draws_in_notebook(console: Console) -> bool:
+    """Whether this is a notebook in which bars can be drawn: rich needs ipywidgets for them."""
+    return console.is_jupyter and find_spec("ipywidgets") is not None
 
 
 class EventDisplay:
@@ -38,7 +43,8 @@ class EventDisplay:
             TextColumn("{task.fields[status]}", markup=False, table_column=Column()),
             TimeElapsedColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            refresh_per_second=2 if self._console.is_jupyter else 10,  # there each is sent to a browser
+            disable=not (self._console.is_terminal or _draws_in_notebook(self._console)),
         )
 
     def __enter__(self) -> Self:

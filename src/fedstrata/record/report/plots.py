@@ -45,6 +45,15 @@ _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
 
 
+class NotebookFigure(Figure):
+    """A figure that a notebook shows as it is: pyplot, which would, does not know of it."""
+
+    def _repr_png_(self) -> bytes:
+        image = io.BytesIO()
+        self.savefig(image, format="png", dpi=120)
+        return image.getvalue()
+
+
 @dataclass(frozen=True, slots=True)
 class Series:
     """One line of a figure.
@@ -331,7 +340,7 @@ def _look(style: int) -> dict[str, Any]:
 
 def _axes(height: float, width: float = _WIDTH) -> tuple[Figure, Axes]:
     layout = ConstrainedLayoutEngine(w_pad=3 / 72, h_pad=3 / 72)
-    figure = Figure(figsize=(width / 72, height / 72), layout=layout)
+    figure = NotebookFigure(figsize=(width / 72, height / 72), layout=layout)
     return figure, figure.add_subplot()
 
 
