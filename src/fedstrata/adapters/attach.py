@@ -22,6 +22,7 @@ from fedstrata.core.model import Layout
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.blocks import find_layout, transformers_model
+from fedstrata.models.plain import PlainModel
 from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
 
 _ADAPTER = "default"
@@ -95,8 +96,12 @@ def wrap(
     from peft import get_peft_model  # noqa: PLC0415 - seconds to import, and not every run has an adapter
 
     layout = find_layout(module)
-    heads = _head_modules(layout, new) if kind != "causal-lm" else _new_heads(layout, new)
+    plain = isinstance(module, PlainModel)
+    heads = _head_modules(layout, new, plain=plain) if kind != "causal-lm" else _new_heads(layout, new)
     if isinstance(settings, PrefixSettings):
+        if plain:
+            message = "prefix needs past keys and values, which a module of one's own does not take"
+            raise ConfigurationError([Problem("adapter.kind", f"{message}; use lora or bottleneck")])
         _check_prefix(module, layout, settings, heads)
     config = _configuration(module, layout, settings, heads, full)
     config.task_type = TASK_TYPES[kind]
@@ -287,12 +292,14 @@ def _try(module: nn.Module) -> None:
     module(input_ids=ids, attention_mask=torch.ones_like(ids))
 
 
-def _head_modules(layout: Layout, new: Collection[str]) -> list[str]:
+def _head_modules(layout: Layout, new: Collection[str], *, plain: bool = False) -> list[str]:
     """Returns the names of the modules of a classifier's head, which trains with any adapter.
 
     A pooler that came with the pretrained weights stays as it is, as in the literature; one that was drawn at
     random has to be learnt.
     """
+    if plain:  # whose heads may lie at any depth
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in layout.head))
     modules = []
     for name in layout.head:
         path = name.split(".")

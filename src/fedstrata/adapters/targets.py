@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -64,7 +65,12 @@ def _sublayer_ends(module: nn.Module, there: Sequence[str]) -> list[str]:
 def _linear_names(module: nn.Module, layout: Layout) -> list[str]:
     """Returns the paths of the linear layers within a block, of all blocks."""
     parts = (part for block in block_modules(module, layout) for part in block.named_modules())
-    return list(dict.fromkeys(name for name, part in parts if isinstance(part, nn.Linear | Conv1D)))
+    return list(dict.fromkeys(name for name, part in parts if _is_called(part)))
+
+
+def _is_called(part: nn.Module) -> bool:
+    """Whether something is a linear layer that is called; of that in torch's attention the weight is read."""
+    return isinstance(part, nn.Linear | Conv1D) and not isinstance(part, NonDynamicallyQuantizableLinear)
 
 
 def _named(there: Sequence[str], targets: Sequence[str]) -> list[str]:

@@ -146,8 +146,14 @@ class Plugins(Mapping[str, Plugin]):
         for name, point in self.installed.items():
             if point.value == reference:
                 return name
-        if self._here.get(reference) is not plugin and not _is_importable(plugin):
-            self._here[reference] = plugin
+        if _is_importable(plugin):
+            return reference
+        if "<" in reference:  # a function may make several, where a cell that is run again makes one anew
+            alike = [name for name in self._here if name.partition("#")[0] == reference]
+            if known := next((name for name in alike if self._here[name] is plugin), None):
+                return known
+            reference += f"#{len(alike) + 1}" if alike else ""
+        self._here[reference] = plugin
         return reference
 
     def section_of(self, settings: BaseModel) -> dict[str, Any]:

@@ -180,7 +180,7 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
     data, model = settings.data, settings.model
     external = {name: _with_absolute_path(corpus) for name, corpus in data.external.items()}
     data = _with_absolute_path(data).model_copy(update={"external": external})
-    for key in ("name", "tokenizer"):
+    for key in ("name", "tokenizer", "weights"):
         place = getattr(model, key)
         if isinstance(place, str) and Path(place).expanduser().is_dir():
             model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})

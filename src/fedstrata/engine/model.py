@@ -3,12 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter
 from torch import nn
 from transformers import PreTrainedModel
 
 from fedstrata.adapters.attach import attach, wrap
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.method import Method
 from fedstrata.core.model import Layout
 from fedstrata.core.preflight import Facts
@@ -18,10 +19,15 @@ from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.models.blocks import find_layout, transformers_model
+from fedstrata.models.given import make, misplaced, names_factory
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
+from fedstrata.models.plain import PlainModel
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
+
+_STAND_IN = ("O",)
+"""Classes of a model that is looked at before its own are known."""
 
 
 def refusals(*checks: Callable[[], object]) -> list[Problem]:
@@ -128,27 +134,67 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
     if settings.model.dtype != "float32" and not frozen:
         message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
         problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
-    tokenizer = early_tokenizer(settings.model)
-    config = read_config(settings.model, tokenizer).get_text_config()
+    refuse(misplaced(settings.model))
+    sample, tokenizer = None, None
+    if names_factory(settings.model.name):
+        sample, tokenizer = make(settings.model, kind=task.kind, labels=_STAND_IN, tokens=task.max_length)
+        problems += _unfit_sample(sample, settings, task, method, frozen=frozen)
+    else:
+        tokenizer = early_tokenizer(settings.model)
+    config = (sample.config if sample else read_config(settings.model, tokenizer)).get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and (length := task.max_length) > positions:
         message = f"must be at most {positions}, the positions the model knows, not {length}"
         problems.append(Problem("task.max_length", message))
     problems += refusals(
-        lambda: _check_method(settings, method, _layout(settings, task, method, tokenizer)),
+        lambda: _check_method(settings, method, _layout(settings, task, method, tokenizer, sample)),
         lambda: _check_tokenizer(settings, task, tokenizer),
     )
     if problems:
         raise ConfigurationError(problems)
 
 
-def _layout(settings: RunSettings, task: Task, method: Method | None, tokenizer: Any) -> Layout:
+def _unfit_sample(
+    sample: PreTrainedModel, settings: RunSettings, task: Task, method: Method | None, *, frozen: bool
+) -> list[Problem]:
+    """Returns what a model that a factory gives cannot be used for here."""
+    name, problems = settings.model.name, []
+    types = {parameter.dtype for parameter in sample.parameters() if parameter.is_floating_point()}
+    if not frozen and (other := types - {torch.float32}):
+        message = f"weights that train must be float32; {name!r} gives {', '.join(map(str, other))}"
+        problems.append(Problem("model.name", message))
+    if not isinstance(sample, PlainModel):
+        return problems
+    what = f"{name!r} gives a module of one's own, which"
+    if task.generates:
+        message = f"{what} generates no text, as task {task.name} does; a transformers model can"
+        problems.append(Problem("model.name", message))
+    if method is not None and method.divides("") is not None:
+        message = f"{what} cannot be divided, as {method.name} does; a transformers model can"
+        problems.append(Problem("model.name", message))
+    return problems
+
+
+def _layout(
+    settings: RunSettings,
+    task: Task,
+    method: Method | None,
+    tokenizer: Any,
+    sample: PreTrainedModel | None,
+) -> Layout:
     """Returns the layout of the model with its adapter, without loading any weights.
+
+    Args:
+        settings: The run's settings.
+        task: The task.
+        method: The method, if it is known.
+        tokenizer: The model's, where already its configuration needs it.
+        sample: What a factory has given; used up.
 
     Raises:
         ConfigurationError: The adapter is not one the method works with, or does not fit the model.
     """
-    module = skeleton(settings.model, kind=task.kind, labels=("O",), tokenizer=tokenizer)
+    module = sample or skeleton(settings.model, kind=task.kind, labels=_STAND_IN, tokenizer=tokenizer)
     adapter = settings.adapter
     if settings.training.checkpointing:
         _check_checkpointing(module, adapter)

@@ -14,6 +14,7 @@ from fedstrata.engine.ray_cluster import RAY, places
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.metrics.cost import cores
+from fedstrata.models.given import MODELS
 from fedstrata.models.state import Model
 from fedstrata.tasks import TASKS
 from fedstrata.wire.frame import free_shared_memory
@@ -60,6 +61,7 @@ def only_here(settings: RunSettings) -> list[Problem]:
     named = {
         "method.name": METHODS.why_only_here(settings.method["name"]),
         "task.name": TASKS.why_only_here(settings.task["name"]),
+        "model.name": MODELS.why_only_here(settings.model.name),
     }
     metrics = [METRICS.why_only_here(each["name"]) for each in settings.task.get("extra_metrics", ())]
     named |= {f"task.extra_metrics.{number}": why for number, why in enumerate(metrics)}

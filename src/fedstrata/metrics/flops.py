@@ -168,6 +168,8 @@ class FlopCounter:
         base = next(path for path, part in module.named_modules() if part is inner.base_model)
         once = "SequenceClassification" in type(inner).__name__
         below = False  # whether anything of the head trains below the layer at hand
+        after = [inner.get_submodule(each) for each in getattr(inner, "after_blocks", ())]
+        above = {part for head in after for part in head.modules()}
         experts = getattr(inner.config.get_text_config(), "num_experts_per_tok", 1)
         span, shared = _relative_span(inner.config), getattr(inner.config, "share_att_key", False)
         projections = set(_SHARED_PROJECTIONS if shared else _OWN_PROJECTIONS)
@@ -180,7 +182,7 @@ class FlopCounter:
             cost *= self._share_of(f"{path}.{name}", weight)
             trained = cost * (own[0] in training)
             inside = path.startswith(f"{base}.") or inner.base_model is inner
-            if not inside or path.startswith(f"{base}.pooler."):
+            if not inside or layer in above or path.startswith(f"{base}.pooler."):
                 part = self._pooled if once and not _POOLED.isdisjoint(path.split(".")) else self._head
                 passes = below
                 below = below or not training.isdisjoint(own)

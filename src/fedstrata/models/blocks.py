@@ -15,6 +15,7 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
 from fedstrata.models.locate import refused
 
@@ -63,12 +64,14 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
     """
     inner = transformers_model(model)
     base = inner.base_model
-    blocks, final_norm = _known_parts(inner) or _generic_parts(inner)
+    blocks, final_norm = _parts(inner)
     groups = _groups_of_blocks(inner, blocks)
     for parameter in final_norm.parameters() if final_norm is not None else ():
         groups.setdefault(id(parameter), FINAL_NORM)
-    for name, parameter in base.named_parameters():
-        groups.setdefault(id(parameter), HEAD if name.split(".")[0] == "pooler" else EMBEDDING)
+    above = {part for head in head_modules(inner) for part in head.modules()}
+    below = (part for part in base.modules() if part not in above)
+    for parameter in (each for part in below for each in part.parameters(recurse=False)):
+        groups.setdefault(id(parameter), EMBEDDING)
     for parameter in inner.parameters():
         groups.setdefault(id(parameter), HEAD)
     names: dict[str, list[str]] = {}
@@ -87,6 +90,16 @@ def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> L
         sizes={name: numbers_in(parameter) for name, parameter in model.named_parameters()},
         frozen=tuple(frozen),
     )
+
+
+def head_modules(inner: PreTrainedModel) -> list[nn.Module]:
+    """Returns the modules of a base model that belong to the head: a pooler.
+
+    In a module of one's own (`fedstrata.models.plain`) it is all that runs after the blocks.
+    """
+    after = [inner.get_submodule(path) for path in getattr(inner, "after_blocks", ())]
+    pooler = getattr(inner.base_model, "pooler", None)
+    return [*after, *([pooler] if isinstance(pooler, nn.Module) else [])]
 
 
 def block_modules(model: nn.Module, layout: Layout) -> nn.ModuleList:
@@ -119,7 +132,7 @@ def is_empty(block: nn.Module) -> bool:
 def is_divided(model: nn.Module) -> bool:
     """Whether some blocks of a model lie on another side of a cut."""
     inner = transformers_model(model)
-    blocks, _ = _known_parts(inner) or _generic_parts(inner)
+    blocks, _ = _parts(inner)
     return any(map(is_empty, blocks))
 
 
@@ -151,6 +164,81 @@ def transformers_model(model: nn.Module) -> PreTrainedModel:
     raise refused("model.name", f"{type(model).__name__} holds no transformers model")
 
 
+def choose_blocks(inner: PreTrainedModel, path: str) -> None:
+    """Makes a list of modules the blocks of a transformers model in which they are not found.
+
+    Args:
+        inner: The model.
+        path: Where the list is.
+
+    Raises:
+        ConfigurationError: There is no such list, or the blocks are found without being told.
+    """
+    try:
+        found, _ = _known_parts(inner) or _generic_parts(inner)
+    except ConfigurationError:
+        found = None
+    lists = _outermost_lists(inner)
+    if found is not None and (is_listed(inner) or lists.get(path) is found):
+        own = next(place for place, module in inner.named_modules() if module is found)
+        message = f"has no effect: the blocks of a {type(inner).__name__} are found, {own}; leave it out"
+        raise refused("model.blocks", message)
+    _require_list(lists, path, type(inner).__name__)
+    inner.given_blocks = path
+
+
+def single_list(module: nn.Module, path: str | None, name: str) -> str:
+    """Returns where the blocks of a module are that is no transformers model.
+
+    Args:
+        module: The module.
+        path: Where they are said to be; the one list of modules of one class if none.
+        name: The factory that gave the module.
+
+    Raises:
+        ConfigurationError: There is no such list, or it need not be said.
+    """
+    lists = _outermost_lists(module)
+    fitting = [own for own, blocks in lists.items() if len(_classes(blocks)) == 1]
+    what = f"the {type(module).__name__} of {name!r}"
+    if path is not None:
+        _require_list(lists, path, what)
+        if fitting == [path]:
+            message = f"has no effect: the blocks of {what} are found, {path}; leave it out"
+            raise refused("model.blocks", message)
+        return path
+    if not fitting:
+        message = f"{what} has no torch.nn.ModuleList of blocks of one class, by which methods train and send"
+        raise refused("model.name", f"{message}; it has {_listed(lists) or 'no list'}")
+    if len(fitting) > 1:
+        raise refused("model.blocks", f"must say which are the blocks of {what}: {_listed(lists)}")
+    return fitting[0]
+
+
+def _require_list(lists: Mapping[str, nn.ModuleList], path: str, what: str) -> None:
+    if path not in lists or len(_classes(lists[path])) != 1:
+        message = f"{path!r} is no torch.nn.ModuleList of modules of one class in {what}"
+        raise refused("model.blocks", f"{message}, which has {_listed(lists) or 'no list'}")
+
+
+def _listed(lists: Mapping[str, nn.ModuleList]) -> str:
+    return "; ".join(
+        f"{path}: {len(blocks)} x {' and '.join(_classes(blocks)) or 'nothing'}"
+        for path, blocks in lists.items()
+    )
+
+
+def _parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | None]:
+    """Returns the blocks of a model and the norm after them, if there is one."""
+    if not (path := getattr(inner, "given_blocks", "")):
+        return _known_parts(inner) or _generic_parts(inner)
+    blocks = inner.get_submodule(path)
+    assert isinstance(blocks, nn.ModuleList)  # noqa: S101 - seen when the path was set
+    norm = _norm_beside(inner, path)
+    above = head_modules(inner)
+    return blocks, norm if not above or norm in above else None
+
+
 def _known_parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | None] | None:
     family = FAMILIES.get(inner.config.model_type)
     if family is None:
@@ -169,27 +257,29 @@ def _generic_parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | N
     expected = block_count(inner.config)
     found = [path for path, blocks in lists.items() if len(blocks) == expected and len(_classes(blocks)) == 1]
     if len(found) != 1 or inner.config.is_encoder_decoder:
-        seen = "; ".join(
-            f"{path}: {len(blocks)} x {' and '.join(_classes(blocks)) or 'nothing'}"
-            for path, blocks in lists.items()
-        )
         raise refused(
             "model.name",
             f"{type(inner).__name__} has no single stack of blocks. Looked for one torch.nn.ModuleList of "
             f"num_hidden_layers = {expected} modules of one class, in a model that is no encoder-decoder; "
-            f"found {seen or 'no list'}. Known families: {', '.join(FAMILIES)}",
+            f"found {_listed(lists) or 'no list'}. `model.blocks` says which it is, where it is one of them. "
+            f"Known families: {', '.join(FAMILIES)}",
         )
-    parent = inner.get_submodule(found[0].rpartition(".")[0])
+    return lists[found[0]], _norm_beside(inner, found[0])
+
+
+def _norm_beside(inner: PreTrainedModel, path: str) -> nn.Module | None:
+    """Returns the last norm beside a list of blocks; one in front of the blocks is none of them."""
+    parent = inner.get_submodule(path.rpartition(".")[0])
     # A norm whose name speaks of embeddings stands in front of the blocks (BLOOM, BART).
     norms = [
         child
         for name, child in parent.named_children()
         if "norm" in type(child).__name__.lower() and "emb" not in name.lower()
     ]
-    return lists[found[0]], norms[-1] if norms else None
+    return norms[-1] if norms else None
 
 
-def _outermost_lists(inner: PreTrainedModel) -> dict[str, nn.ModuleList]:
+def _outermost_lists(inner: nn.Module) -> dict[str, nn.ModuleList]:
     """Lists by path, without those inside a block (experts, T5's sublayers)."""
     lists: dict[str, nn.ModuleList] = {}
     for path, module in inner.named_modules():

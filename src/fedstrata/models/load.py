@@ -32,7 +32,8 @@ from fedstrata.core.errors import Problem, did_you_mean, refuse
 from fedstrata.core.model import HEAD
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
-from fedstrata.models.blocks import block_count, find_layout
+from fedstrata.models.blocks import block_count, choose_blocks, find_layout
+from fedstrata.models.given import make, names_factory
 from fedstrata.models.locate import check_weights, locate, refuse_adapter, refused
 from fedstrata.models.quantize import check_quantized, quantization
 from fedstrata.models.state import Model, quiet
@@ -88,18 +89,20 @@ def load(
         ConfigurationError: There is no such model here or on the hub, it is broken, it has no head of this
             kind or no single stack of blocks, or its tokenizer cannot give offsets.
     """
-    tokenizer = tokenizer or early_tokenizer(settings)
-    config = _for_kind(read_config(settings, tokenizer), settings, kind, labels, problem_type)
-    tokenizer = tokenizer or read_tokenizer(settings)
-    _check_vocabulary(config, tokenizer, settings)
-    with seed.everywhere():
-        if settings.init == "random":
-            module = _create(config, settings, kind)
-            if without is not None:
-                without(module)
-            new = tuple(name for name, _ in module.named_parameters())
-        else:
-            module, new = _load_weights(config, settings, kind, without)
+    if names_factory(settings.name):
+        with seed.everywhere():
+            module, tokenizer = make(settings, kind=kind, labels=labels)
+        _label(module.config, labels, problem_type)
+        new: tuple[str, ...] = ()
+        if without is not None:
+            without(module)
+    else:
+        tokenizer = tokenizer or early_tokenizer(settings)
+        config = _for_kind(read_config(settings, tokenizer), settings, kind, labels, problem_type)
+        tokenizer = tokenizer or read_tokenizer(settings)
+        _check_vocabulary(config, tokenizer, settings)
+        with seed.everywhere():
+            module, new = _named(config, settings, kind, without)
     model = Model(module.train(False), tokenizer, name=settings.name, new_parameters=new)
     # After the model is built: an embedding made with a padding index keeps that row at zero.
     config = module.config.get_text_config()
@@ -114,6 +117,18 @@ def load(
     return model
 
 
+def _named(
+    config: Any, settings: ModelSettings, kind: str, without: Callable[[PreTrainedModel], None] | None
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """Returns the model of a folder or an architecture, and its parameters that no file held."""
+    if settings.init != "random":
+        return _load_weights(config, settings, kind, without)
+    module = _create(config, settings, kind)
+    if without is not None:
+        without(module)
+    return module, tuple(name for name, _ in module.named_parameters())
+
+
 def skeleton(
     settings: ModelSettings, *, kind: str, labels: Sequence[str] = (), tokenizer: Any = None
 ) -> PreTrainedModel:
@@ -123,11 +138,13 @@ def skeleton(
     may become.
 
     Returns:
-        The model on torch's `meta` device.
+        The model on torch's `meta` device; what a factory gives as it is.
 
     Raises:
         ConfigurationError: As for `load`, as far as weights and tokenizer are not concerned.
     """
+    if names_factory(settings.name):
+        return make(settings, kind=kind, labels=labels)[0]
     with torch.device("meta"):
         config = _for_kind(read_config(settings, tokenizer), settings, kind, labels)
         module = _create(config, settings, kind)
@@ -267,7 +284,8 @@ def _for_kind(
             f"{settings.name!r} is a {config.model_type}, for which transformers has no {kind} model "
             f"(it has: {', '.join(having) or 'none of the three kinds'})",
         )
-    block_count(config)
+    if settings.blocks is None:
+        block_count(config)
     if kind == "causal-lm":
         if getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # BERT and its kin would otherwise see the tokens they are to predict
@@ -276,11 +294,16 @@ def _for_kind(
         return config
     if not labels:
         raise ValueError(f"a {kind} model needs labels")
-    for part in (config, config.get_text_config()):  # some composite models are built from the latter
+    _label(config, labels, problem_type)
+    return config
+
+
+def _label(config: Any, labels: Sequence[str], problem_type: str | None) -> None:
+    """Writes into a configuration what its classes are; a language model has none."""
+    for part in (config, config.get_text_config()) if labels else ():  # some models are built from the latter
         part.id2label = dict(enumerate(labels))
         part.label2id = {label: index for index, label in enumerate(labels)}
         part.problem_type = problem_type or part.problem_type
-    return config
 
 
 def _check_vocabulary(config: Any, tokenizer: Any, settings: ModelSettings) -> None:
@@ -308,9 +331,12 @@ def _rows_needed(tokenizer: Any) -> int:
 def _create(config: Any, settings: ModelSettings, kind: str) -> PreTrainedModel:
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
     with quiet(), _explained("model", f"no {kind} model can be made"):
-        return AUTO_CLASSES[kind].from_config(
+        module = AUTO_CLASSES[kind].from_config(
             config, dtype=dtype, trust_remote_code=False, **_attention_arguments(settings)
         )
+    if settings.blocks is not None:
+        choose_blocks(module, settings.blocks)
+    return module
 
 
 def _load_weights(
@@ -335,6 +361,8 @@ def _load_weights(
         )
     if without is not None:
         module.__class__ = type(module).__base__
+    if settings.blocks is not None:
+        choose_blocks(module, settings.blocks)
     if quantized:
         check_quantized(module, settings)
     return module, _new_parameters(module, report, settings.name)

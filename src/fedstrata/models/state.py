@@ -23,6 +23,7 @@ from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.core.files import errors_naming
 from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules, find_layout, numbers_in, transformers_model
+from fedstrata.models.plain import PlainConfig
 from fedstrata.wire import frame
 
 FIRST_VALUES = ".original_module."
@@ -349,6 +350,8 @@ def _digest(tensor: Tensor) -> bytes:
 
 def _is_causal(module: nn.Module, layout: Layout) -> bool:
     config = transformers_model(module).config.get_text_config()
+    if isinstance(config, PlainConfig):
+        return bool(config.is_causal)
     if getattr(config, "is_causal", None) is False:  # how a decoder is made to look both ways
         return False
     flags = [getattr(part, "is_causal", None) for part in block_modules(module, layout).modules()]

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 
 from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.models.given import names_factory
 from fedstrata.record.privacy import withheld_scores
 from fedstrata.record.scores import compared, overall, score_tables
 from fedstrata.record.words import epsilon
@@ -90,7 +91,8 @@ def _metadata(facts: Facts) -> ModelCardData:
     """Returns the YAML head of the card, which the hub reads."""
     result = facts.result
     name, kind = result.settings.model.name, PIPELINES[result.task.kind]
-    on_hub = not (name == "mini" or ":" in name or is_path(name) or result.settings.model.init == "random")
+    elsewhere = name == "mini" or ":" in name or is_path(name) or names_factory(name)
+    on_hub = not (elsewhere or result.settings.model.init == "random")
     scores = overall(result.scores).items()
     metrics = {key: value for key, value in scores if not key.endswith("left_out")}  # those are counts
     known = ("fedstrata-synthetic", "synthetic clinical notes")

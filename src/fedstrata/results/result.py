@@ -19,7 +19,9 @@ from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.model import load_model
 from fedstrata.engine.remote.agreeing import Weights
 from fedstrata.engine.run_folder import resumable
+from fedstrata.models.given import names_factory
 from fedstrata.models.load import load, read_config, read_tokenizer
+from fedstrata.models.plain import PlainConfig
 from fedstrata.models.state import Model
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds, read_events
@@ -192,7 +194,8 @@ def _task_of(saved: Path, checked: Checked) -> tuple[Task, ModelSettings, tuple[
     """Makes the task that a saved model was trained on; returns with it the model's settings and classes."""
     if not saved.is_dir():
         raise DataError(saved, "no such folder", expected="the model that the run saved")
-    stored = ModelSettings(name=str(saved.absolute()), attention=checked.settings.model.attention)
+    asked = checked.settings.model
+    stored = ModelSettings(name=str(saved.absolute()), attention=asked.attention, blocks=asked.blocks)
     names = read_config(stored).id2label or {}
     labels = tuple(names[index] for index in sorted(names))
     return checked.task.restored(labels), stored, labels
@@ -261,6 +264,8 @@ def _load(saved: Path, checked: Checked) -> tuple[Task, Model]:
         model = load_model(settings, task, method, read_tokenizer(stored))
         model.load(saved_adapter(model, saved))
         return task, model
+    if names_factory(settings.model.name) and isinstance(read_config(stored), PlainConfig):
+        stored = settings.model.model_copy(update={"weights": stored.name})
     model = load(stored, kind=task.kind, labels=labels, seed=Seed(settings.seed))
     if model.new_parameters:
         raise DataError(saved, f"its weights lack {', '.join(model.new_parameters)}")

@@ -22,7 +22,7 @@ from fedstrata.core.model import Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import JSON, Tensors, Update
-from fedstrata.models.blocks import transformers_model
+from fedstrata.models.blocks import head_modules, transformers_model
 from fedstrata.models.prefix import frozen_blocks, skippable_blocks
 from fedstrata.policies.dropout import LayerDropout
 from fedstrata.train.batches import training_steps
@@ -179,9 +179,12 @@ def train_mode(model: Model) -> None:
 
     What is frozen is then a fixed function of the text, which is what a cache of its output relies on.
     """
-    body = transformers_model(model.module).base_model
+    inner = transformers_model(model.module)
+    body = inner.base_model
     model.module.train()
     body.train(any(parameter.requires_grad for parameter in model.parameters(model.layout.embedding)))
+    for head in head_modules(inner):
+        head.train()
     for block in model.module.get_submodule(model.layout.blocks_path).children():
         block.train(any(parameter.requires_grad for parameter in block.parameters()))
 

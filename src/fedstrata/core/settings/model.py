@@ -38,7 +38,11 @@ class TrainedTokenizer(Settings):
 class ModelSettings(Settings):
     """Which model is fine-tuned."""
 
-    name: str = Field(default="mini", description="`mini`, a folder, a hub id, or `package:DISTRIBUTION`.")
+    name: str = Field(
+        default="mini",
+        description="`mini`, a folder, a hub id, `package:DISTRIBUTION`, or a factory of one's own: "
+        "`package.module:factory`, or the name that an installed package gives it.",
+    )
     init: Literal["pretrained", "random"] = "pretrained"
     config: dict[str, Any] = Field(
         default_factory=dict,
@@ -56,6 +60,14 @@ class ModelSettings(Settings):
         description="Frozen linear layers in 4 bits (QLoRA, with an adapter; needs fedstrata[quantized]).",
     )
     revision: str | None = None
+    blocks: str | None = Field(
+        default=None,
+        description="Where the list of blocks is, `encoder.layers`, in a model in which it is not found.",
+    )
+    weights: str | None = Field(
+        default=None,
+        description="A folder with model.safetensors that is read into what a factory gives.",
+    )
 
     @property
     def title(self) -> str:

@@ -33,7 +33,10 @@ _COMPARED = {
     ANSWERS: ("task.name", "adapter.", "model.", "seed"),
 }
 """The settings that must be the same, by how their paths begin."""
-_LOCAL = ("training.cache", "model.name", "model.revision", "model.tokenizer", "privacy.budget")
+_LOCAL = (
+    *("training.cache", "model.name", "model.revision", "model.tokenizer", "model.weights"),
+    "privacy.budget",
+)
 """Of these a side's own: places, memory, and what a site lets be spent; that the weights are the same is told
 by their hashes."""
 

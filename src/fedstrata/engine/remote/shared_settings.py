@@ -31,7 +31,7 @@ SHARED = (
 """The sections that come from the server; sums depend on how many threads a client has."""
 OWN = (
     *("training.cache", "training.cache_gigabytes", "model.name", "model.revision", "model.tokenizer"),
-    "privacy.budget",
+    *("model.weights", "privacy.budget"),
 )
 """Of these what a site may say otherwise: places and memory."""
 _MODEL = ("model", "name")

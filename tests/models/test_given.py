@@ -1,0 +1,211 @@
+"""Models of one's own: a factory by its reference, and modules that are no transformers models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import own_models
+import pytest
+import torch
+from support import TINY, Finished, executed
+from torch import Tensor, nn
+
+from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import prepare
+from fedstrata.models.given import MODELS, keep_model
+from fedstrata.models.load import load
+from fedstrata.models.state import Model
+from fedstrata.results.result import open_result
+
+LABELS = ("O", "B-problem", "I-problem")
+WITHOUT_MODEL = tuple(each for each in TINY if not each.startswith("model."))
+PLAIN = "model.name=own_models:plain"
+TOP = {"body.encoder.layers.2", "body.encoder.norm", "body.head.1"}
+"""Parts of the module that layer skipping trains of it: the top block, the norm and the head."""
+
+
+def run(folder: Path, *overrides: str, resume: bool = False) -> Finished:
+    begun = () if resume else (*WITHOUT_MODEL, "federation.rounds=1")
+    return executed(folder, [*begun, *overrides], resume=resume)
+
+
+def loaded(factory: Any, kind: str = "token-classification", **changes: Any) -> Model:
+    name = factory if isinstance(factory, str) else MODELS.name_of(factory)
+    labels = () if kind == "causal-lm" else LABELS
+    return load(ModelSettings(name=name, **changes), kind=kind, labels=labels, seed=Seed(0))
+
+
+def refused(factory: Any, kind: str = "token-classification", **changes: Any) -> Problem:
+    with pytest.raises(ConfigurationError) as caught:
+        loaded(factory, kind, **changes)
+    (problem,) = caught.value.problems
+    assert "\n" not in problem.message
+    return problem
+
+
+def test_a_module_of_ones_own_is_trained_saved_gone_on_with_and_opened(tmp_path: Path) -> None:
+    whole = run(tmp_path / "whole", PLAIN, "federation.rounds=2")
+    run(tmp_path / "part", PLAIN)
+    resumed = run(tmp_path / "part", "federation.rounds=2", resume=True)
+    assert {".".join(name.split(".")[: 4 if "layers" in name else 3]) for name in whole.state.tensors} == TOP
+    for name, tensor in whole.state.tensors.items():
+        assert torch.equal(tensor, resumed.state.tensors[name])
+    opened = open_result(whole.folder).model
+    now = opened.tensors(opened.layout.all)
+    assert all(torch.equal(now[name], tensor) for name, tensor in whole.state.tensors.items())
+
+
+def test_what_runs_after_the_blocks_is_the_head_wherever_it_is_registered() -> None:
+    layout = loaded("own_models:plain").layout
+    assert layout.head == ("body.head.1.weight", "body.head.1.bias")
+    assert layout.final_norm == ("body.encoder.norm.weight", "body.encoder.norm.bias")
+    assert layout.embedding == ("body.embed.weight",)
+    assert [len(block) for block in layout.blocks] == [12, 12, 12]
+
+
+def test_a_factory_is_drawn_from_the_seed_and_may_give_a_transformers_model() -> None:
+    one, same = loaded("own_models:bert"), loaded("own_models:bert")
+    assert one.fingerprint(one.layout.all) == same.fingerprint(same.layout.all)
+    assert one.module.config.id2label == dict(enumerate(LABELS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "path", "said"),
+    [
+        ({"name": "nowhere.at_all:make"}, "model.name", "there is no module 'nowhere'"),
+        ({"name": "own_models:missing"}, "model.name", "'own_models:missing' cannot be imported: .*missing"),
+        ({"name": "own_models:WIDTH"}, "model.name", "no function \\(kind, labels\\)"),
+        ({"name": "own_models:tokenizer"}, "model.name", "'own_models:tokenizer' has failed .*TypeError"),
+        ({"name": "own_models:plain", "dtype": "bfloat16"}, "model.dtype", "no effect"),
+        ({"name": "own_models:plain", "weights": "/nowhere"}, "model.weights", "holds no model.safetensors"),
+        (
+            {"name": "own_models:two_lists"},
+            "model.blocks",
+            "encoder.layers: 3 x TransformerEncoderLayer; exp",
+        ),
+        (
+            {"name": "own_models:two_lists", "blocks": "encoder"},
+            "model.blocks",
+            "'encoder' is no torch.nn.Mod",
+        ),
+        (
+            {"name": "own_models:plain", "blocks": "encoder.layers"},
+            "model.blocks",
+            "no effect: .*leave it out",
+        ),
+        ({"name": "own_models:bert", "blocks": "bert.encoder.layer"}, "model.blocks", "no effect"),
+        ({"name": "mini", "blocks": "encoder.layer"}, "model.blocks", "no effect"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_what_cannot_be_is_one_problem(settings: dict[str, str], path: str, said: str) -> None:
+    problem = refused(settings.pop("name"), **settings)
+    assert problem.path == path
+    with pytest.raises(ConfigurationError, match=said):
+        raise ConfigurationError([problem])
+
+
+def changed(**parts: Any) -> Callable[[str, tuple[str, ...]], Any]:
+    """A factory of the tagger with some of its parts, or methods, replaced."""
+
+    def make(kind: str, labels: tuple[str, ...]) -> Any:
+        module, tokenizer = own_models.plain(kind, labels)
+        for name, part in parts.items():
+            setattr(module, name, part(module) if name != "forward" else part.__get__(module))
+        return module, tokenizer
+
+    return make
+
+
+def of_words(self: nn.Module, words: Tensor) -> Tensor:
+    raise NotImplementedError
+
+
+def of_blocks_backwards(self: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    states = self.embed(input_ids)
+    for block in reversed(self.encoder.layers):
+        states = block(states)
+    return self.head(states)
+
+
+def of_states(self: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+    return self.encoder(self.embed(input_ids))
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind", "said"),
+    [
+        (changed(forward=of_words), "token-classification", "no input_ids and no attention_mask"),
+        (changed(forward=of_states), "token-classification", "(2, 3, 32)"),
+        (changed(forward=of_blocks_backwards), "token-classification", "one after the other"),
+        (changed(embed=lambda _: nn.Embedding(7, 32)), "token-classification", "IndexError"),
+        (changed(each=lambda _: "token"), "causal-lm", "sees the tokens it is to predict"),
+        (
+            changed(encoder=lambda module: nn.Sequential(*module.encoder.layers)),
+            "token-classification",
+            "ModuleList",
+        ),
+        (
+            lambda kind, labels: own_models.plain(kind, labels)[0],
+            "token-classification",
+            "(module, tokenizer)",
+        ),
+        (
+            lambda kind, labels: (nn.Linear(2, 2), object()),
+            "token-classification",
+            "character offsets",
+        ),
+    ],
+)
+def test_what_a_module_must_offer_is_checked_by_calling_it(factory: Any, kind: str, said: str) -> None:
+    assert said in refused(factory, kind).message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("task={name: extract}",), "model.name: .*generates no text, as task extract does"),
+        (("method={name: fl_llama}",), "model.name: .*cannot be divided, as fl_llama does"),
+        (("adapter={kind: prefix}",), "adapter.kind: prefix needs past keys"),
+        (("training.checkpointing=true",), "training.checkpointing: transformers has none for PlainModel"),
+        (("model.init=random",), "model.init: has no effect"),
+    ],
+)
+def test_what_a_run_cannot_do_with_it_is_said_before_it_begins(overrides: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        prepare(read_source(None, [*WITHOUT_MODEL[:3], PLAIN, *overrides]))
+
+
+def test_one_that_no_other_process_can_import_stays_in_this_one() -> None:
+    name = MODELS.name_of(changed())
+    with pytest.raises(
+        ConfigurationError, match=r"workers: must be 1 or auto, .*put it into a module of its own"
+    ):
+        prepare(read_source(None, [*WITHOUT_MODEL, f"model.name={name}", "workers=2"]))
+
+
+def test_a_loaded_model_is_kept_and_is_what_the_section_names(tmp_path: Path) -> None:
+    module, tokenizer = own_models.bert("token-classification", LABELS)
+    section = keep_model(module, tokenizer, tmp_path / "inputs" / "model")
+    again = load(ModelSettings(**section), kind="token-classification", labels=LABELS, seed=Seed(1))
+    before = dict(module.named_parameters())
+    assert again.new_parameters == ()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.tensors(again.layout.all).items())
+
+
+def test_a_module_is_kept_with_its_factory_and_never_pickled(tmp_path: Path) -> None:
+    module, tokenizer = own_models.plain("token-classification", LABELS)
+    with pytest.raises(ConfigurationError, match=r"model: model= is a Tagger, .*give a factory"):
+        keep_model(module, tokenizer, tmp_path / "model")
+    section = keep_model(module, tokenizer, tmp_path / "model", factory=own_models.plain)
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["model.safetensors"]
+    again = loaded(section.pop("name"), **section)
+    before = dict(module.named_parameters(prefix="body"))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.tensors(again.layout.all).items())
+    other = keep_model(nn.Linear(2, 2), tokenizer, tmp_path / "other", factory="own_models:plain")
+    assert "are not those of the model" in refused("own_models:plain", weights=other["weights"]).message
