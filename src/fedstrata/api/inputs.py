@@ -6,7 +6,9 @@ like any other: nothing else of fedstrata knows of objects. The folder can be re
 
 from __future__ import annotations
 
+import filecmp
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from torch.nn import Module
 
+from fedstrata.api.options import section_of
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
@@ -24,6 +28,7 @@ from fedstrata.data.readers.datasets import is_table, read_table
 from fedstrata.data.readers.folders import split_named
 from fedstrata.data.writers import jsonl
 from fedstrata.engine.run_folder import INPUTS
+from fedstrata.models.given import MODELS, keep_model
 from fedstrata.results.document_pairs import format_of
 
 ORIGIN = "the argument data"
@@ -77,6 +82,57 @@ def kept_if_begun(folder: Path, begun: str) -> Iterator[None]:
             if not existed and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
         raise
+
+
+def with_model(source: Source, model: Any, tokenizer: Any, folder: Path) -> None:
+    """Lays the arguments `model` and `tokenizer` over a configuration.
+
+    Args:
+        source: The configuration.
+        model: A name, a section, a factory `(kind, labels) -> (module, tokenizer)`, or a loaded model.
+        tokenizer: That of a loaded model.
+        folder: Where a loaded model is kept.
+
+    Raises:
+        ConfigurationError: The model is none of these or cannot be kept, or the tokenizer has no model.
+    """
+    loaded = isinstance(model, Module)
+    if loaded and tokenizer is None:
+        message = (
+            f"is needed with the loaded {type(model).__name__}: the fast tokenizer that it was made with"
+        )
+        raise ConfigurationError([Problem("tokenizer", message)])
+    if tokenizer is not None and not loaded:
+        message = "is for a model that is given as a loaded object; others have theirs (model.tokenizer)"
+        raise ConfigurationError([Problem("tokenizer", message)])
+    if model is None:
+        return
+    if loaded:
+        section = _kept_model(model, tokenizer, folder / INPUTS / "model")
+    elif callable(model) and not isinstance(model, type):
+        section = {"name": MODELS.name_of(model)}
+    else:
+        section = section_of("model", model)
+    assign(source, "model", section, "the argument model")
+
+
+def _kept_model(model: Module, tokenizer: Any, place: Path) -> dict[str, Any]:
+    """Keeps a loaded model; one that is the same and is there already is left as it is.
+
+    Raises:
+        ConfigurationError: There is another one, or it cannot be kept.
+    """
+    if not place.exists():
+        place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        return keep_model(model, tokenizer, place)
+    with tempfile.TemporaryDirectory() as temporary:
+        again = Path(temporary, "model")
+        keep_model(model, tokenizer, again)
+        compared = filecmp.dircmp(again, place)
+        if compared.left_list != compared.right_list or compared.diff_files:
+            message = f"{place} holds another model; name another folder (out)"
+            raise ConfigurationError([Problem("model", message)])
+    return {"name": str(place.absolute())}
 
 
 def documents_of(data: Any, columns: ColumnSettings = ColumnSettings()) -> list[Document]:  # noqa: B008 - frozen

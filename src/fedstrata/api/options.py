@@ -133,6 +133,10 @@ def section_of(name: str, value: Any) -> Any:
         raise ConfigurationError([Problem(name, message)])
     if isinstance(value, BaseModel):
         return _described(name, value)
+    if name == "adapter" and hasattr(value, "peft_type"):
+        from fedstrata.adapters import section_of as section_of_adapter  # noqa: PLC0415 - heavy
+
+        return section_of_adapter(value)
     return _plain(value)
 
 

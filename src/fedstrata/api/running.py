@@ -12,9 +12,10 @@ from typing import Any, Unpack
 from rich.console import Console
 
 from fedstrata.api.arguments import with_argument_names
-from fedstrata.api.inputs import kept_if_begun, with_data
+from fedstrata.api.inputs import kept_if_begun, with_data, with_model
 from fedstrata.api.options import OBJECTS, Config, OnEvent, Options, lay, source_of
 from fedstrata.api.result import Result
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.source import Source
 from fedstrata.display.plan import show_plan
 from fedstrata.display.run import Display
@@ -157,6 +158,9 @@ def resume(
     """
     display = _display(progress)
     folder = Path(folder)
+    if kept := [name for name in OBJECTS if name in options]:
+        message = f"is kept in {folder}, and is not given again"
+        raise ConfigurationError([Problem(name, message) for name in kept])
     source_of(None, options)  # first: a class of a notebook that is given again is known by then
     source = resumable(folder, None, (), named_by="folder", command="fedstrata run")
     lay(source, options)
@@ -213,6 +217,9 @@ def with_objects(source: Source, options: Mapping[str, Any], folder: Path) -> No
     """Lays those arguments over a configuration that may be objects; these are kept in a folder."""
     if (data := options.get("data")) is not None:
         with_data(source, data, options.get("columns"), folder)
+    elif options.get("columns") is not None:
+        raise ConfigurationError([Problem("columns", "has no meaning without data, whose columns they are")])
+    with_model(source, options.get("model"), options.get("tokenizer"), folder)
 
 
 def _finished(

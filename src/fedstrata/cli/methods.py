@@ -22,6 +22,7 @@ def methods(debug: Debug = False) -> None:
     from fedstrata.core.metric import METRICS  # noqa: PLC0415
     from fedstrata.core.settings.reader import READERS  # noqa: PLC0415
     from fedstrata.methods import METHODS  # noqa: PLC0415
+    from fedstrata.models.given import MODELS  # noqa: PLC0415
     from fedstrata.tasks import TASKS  # noqa: PLC0415
 
     console = Console()
@@ -37,6 +38,7 @@ def methods(debug: Debug = False) -> None:
         "task": TASKS,
         "reader": READERS,
         "metric": METRICS,
+        "model": MODELS,
     }
     for kind, plugins in kinds.items():
         for line in _installed(kind, plugins):
