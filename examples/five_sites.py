@@ -33,7 +33,7 @@ def as_annotated_there(document: fs.Document) -> fs.Document:
 
 notes = {
     site: [as_annotated_there(document) for document in own]
-    for site, own in fs.synth(sites=5, notes=100).items()
+    for site, own in fs.synth(sites=5, notes=50).items()
 }
 
 # %%
@@ -42,7 +42,7 @@ results = {
         data=notes,
         task=fs.tasks.NamedEntityRecognition(max_length=64),
         method=method,
-        rounds=3,
+        rounds=2,
         name=method.name,
         settings={"data.types": COMMON, "training.learning_rate": 1e-3},
     )

@@ -6,22 +6,28 @@
 # Nothing of it leaves this process; what the run needs is kept in its directory, readable by you alone.
 
 # %%
+from itertools import combinations
+
 import pandas as pd
 
 import fedstrata as fs
 
-findings = {"I10": "high blood pressure", "E11": "raised blood sugar", "J45": "wheezing on exertion"}
+WORDS = {"I10": "high blood pressure", "E11": "raised blood sugar", "J45": "wheezing on exertion"}
 rows = [
-    {"note": f"Seen on ward {ward} with {words}.", "codes": [code], "hospital": f"hospital {ward % 2 + 1}"}
-    for ward in range(40)
-    for code, words in findings.items()
+    {
+        "note": f"Seen on ward {ward} with {' and '.join(WORDS[code] for code in codes)}.",
+        "codes": list(codes),
+        "hospital": f"hospital {ward % 2 + 1}",
+    }
+    for ward in range(20)
+    for codes in (*combinations(WORDS, 1), *combinations(WORDS, 2))
 ]
 
 # %%
 result = fs.run(
     data=pd.DataFrame(rows),
     columns={"text": "note", "labels": "codes", "site": "hospital"},
-    task=fs.tasks.DocumentClassification(max_length=32),
+    task=fs.tasks.DocumentClassification(max_length=32, stride=8),
     method=fs.methods.LayerSkipping(top=2),
     rounds=3,
     settings={"training.learning_rate": 1e-3},

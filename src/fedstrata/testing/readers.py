@@ -55,9 +55,9 @@ def _require_written(documents: Sequence[Document]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "written")
         write(documents, out, "jsonl")
-        again = {document.id.rpartition("/")[2]: document for document in read(out, "jsonl")}
+        again = {_key(document): document for document in read(out, "jsonl")}
     for document in documents:
-        same = again.get(document.id.rpartition("/")[2])
+        same = again.get(_key(document))
         if same is None or (same.text, same.spans, same.relations, same.labels) != (
             document.text,
             document.spans,
@@ -65,6 +65,11 @@ def _require_written(documents: Sequence[Document]) -> None:
             document.labels,
         ):
             raise AssertionError(f"document {document.id!r} is another afterwards")
+
+
+def _key(document: Document) -> tuple[str, str]:
+    """Returns what a document is called within its site, whatever folders it has been read from."""
+    return document.site, document.id.rpartition("/")[2]
 
 
 def _require_told(reader: Reader, place: Path, documents: Sequence[Document]) -> None:
