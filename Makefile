@@ -2,23 +2,28 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+LOCK := requirements.lock
+# In the versions that were tested, and in no others.
+INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 
-.PHONY: demo test test-slow engines test-engines test-engines-all check lint clean
+.PHONY: demo test test-slow engines test-engines test-engines-all check lint lock wheel clean
 
-# torch is pinned to its CPU build: the plain newest release pulls in several GB of CUDA packages.
-$(VENV)/installed: pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("fedstrata needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet torch==2.13.0
-	$(BIN)/python -m pip install --quiet --editable .
+	$(PYTHON) -m venv $(VENV)
+
+# torch by itself: of one version pip prefers the CPU build where it finds one (CONTRIBUTING.md), and what follows is content with it.
+$(VENV)/installed: pyproject.toml $(LOCK) | $(BIN)/python
+	$(INSTALL) torch
+	$(INSTALL) --editable .
 	touch $@
 
 $(VENV)/installed-test: $(VENV)/installed
-	$(BIN)/python -m pip install --quiet --editable '.[test,bench]'
+	$(INSTALL) --editable '.[test,bench]'
 	touch $@
 
 $(VENV)/installed-engines: $(VENV)/installed-test
-	$(BIN)/python -m pip install --quiet --editable '.[test,nvflare,ray]'
+	$(INSTALL) --editable '.[test,nvflare,ray]'
 	touch $@
 
 demo: $(VENV)/installed
@@ -47,6 +52,15 @@ lint: $(VENV)/installed-test
 	$(BIN)/lint-imports
 
 check: lint test
+
+# Every package that the targets above install, in the newest version that pyproject.toml allows.
+lock: | $(BIN)/python
+	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
+	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --python-platform linux --custom-compile-command 'make lock' \
+		--annotation-style line --extra test --extra bench --extra nvflare --extra ray --output-file $(LOCK) pyproject.toml
+
+wheel: $(VENV)/installed-test
+	$(BIN)/python -m build --no-isolation
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

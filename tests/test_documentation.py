@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pages import commands_of, configuration_of
 from support import REPOSITORY, load_script
 
 import fedstrata
@@ -94,28 +95,13 @@ def test_what_texts_name_of_the_code_is_there() -> None:
     assert missing == {("using_a_model.md", "fedstrata.json")}, "which is a file of a model"
 
 
-def blocks_of(page: str) -> list[str]:
-    text = (REPOSITORY / page).read_text(encoding="utf-8")
-    return re.findall(r"(?:^    .*\n)+", text, flags=re.MULTILINE)
-
-
-def commands_of(page: str) -> list[str]:
-    lines = [line.strip() for block in blocks_of(page) for line in block.splitlines()]
-    return [line for line in lines if line.startswith((".venv/bin/fedstrata", "fedstrata", "make"))]
-
-
-def readme_commands() -> list[str]:
-    return commands_of("README.md")
-
-
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
     """As a new user: in a folder of its own, with the configuration the README shows. `make` is what
     continuous integration calls."""
-    (shown,) = [block for block in blocks_of("README.md") if "# site.yaml" in block]
-    (tmp_path / "site.yaml").write_text("\n".join(line[4:] for line in shown.splitlines()))
+    (tmp_path / "site.yaml").write_text(configuration_of("README.md", "site.yaml"))
     ran, behind = [], []
-    for line in [*readme_commands(), *commands_of("docs/scoring.md")]:
+    for line in [*commands_of("README.md"), *commands_of("docs/scoring.md")]:
         program, *arguments = shlex.split(line.removesuffix("&"))
         if program == "make":
             continue
@@ -149,7 +135,7 @@ def test_the_make_targets_of_the_readme_exist() -> None:
     targets = set(
         re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     )
-    named = {line.split()[1] for line in readme_commands() if line.startswith("make")}
+    named = {line.split()[1] for line in commands_of("README.md") if line.startswith("make")}
     assert named
     assert named <= targets
 
@@ -157,8 +143,7 @@ def test_the_make_targets_of_the_readme_exist() -> None:
 def test_the_private_configuration_of_the_documentation_is_what_it_says(tmp_path: Path) -> None:
     """Valid, and with the noise, the turns and the ratio that the page shows of its plan."""
     page = "docs/differential_privacy.md"
-    (shown,) = [block for block in blocks_of(page) if "# private.yaml" in block]
-    (tmp_path / "private.yaml").write_text("\n".join(line[4:] for line in shown.splitlines()))
+    (tmp_path / "private.yaml").write_text(configuration_of(page, "private.yaml"))
     checked = check_settings(read_source(tmp_path / "private.yaml", []))
     assert not checked.problems, [problem.message for problem in checked.problems]
     assert checked.method is not None
