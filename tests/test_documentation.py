@@ -10,17 +10,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from pages import commands_of, configuration_of
+from pages import commands_of, configuration_of, text_of
 from support import REPOSITORY, load_script
 
 import fedstrata
+from fedstrata.core.metric import METRICS
+from fedstrata.core.settings.reader import READERS
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.sweep import read_sweep, with_value
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.privacy import privacy_of
+from fedstrata.methods import METHODS
 from fedstrata.planning.privacy import noise_ratio
 from fedstrata.record.words import epsilon
+from fedstrata.tasks import TASKS
 
 SOURCES = sorted((REPOSITORY / "src").rglob("*.py"))
 CONFIGURATIONS = sorted(
@@ -58,16 +62,21 @@ def test_every_shipped_configuration_is_valid(path: Path) -> None:
             assert checked.settings.name.replace("-", "_") == path.stem
 
 
-PAGES = [
-    REPOSITORY / "README.md",
+DOCUMENTS = [
+    *(REPOSITORY / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((REPOSITORY / "docs").glob("*.md")),
+    *sorted((REPOSITORY / "deploy").glob("*.md")),
     *sorted((REPOSITORY / "benchmarks").rglob("*.md")),
-    *SOURCES,
 ]
+PAGES = [*DOCUMENTS, *SOURCES]
 PACKAGES = {
     found.name for found in pkgutil.iter_modules(fedstrata.__path__)
 } - RunSettings.model_fields.keys()
 """Whose names say by themselves that code is meant, and no setting."""
+
+
+GROUPS = {plugins.group for plugins in (METHODS, TASKS, READERS, METRICS)}
+"""Of entry points, which are called like modules."""
 
 
 def leads_nowhere(name: str) -> bool:
@@ -90,7 +99,7 @@ def test_what_texts_name_of_the_code_is_there() -> None:
             if name.startswith("fedstrata.") or (page in SOURCES and name.partition(".")[0] in PACKAGES)
         ]
         files = re.findall(r"\b(?:benchmarks|docs|scripts|src|tests)/[\w./-]+\.(?:md|py|yaml)\b", text)
-        missing |= {(page.name, name) for name in named if leads_nowhere(name)}
+        missing |= {(page.name, name) for name in named if name not in GROUPS and leads_nowhere(name)}
         missing |= {(page.name, file) for file in files if not (REPOSITORY / file).exists()}
     assert missing == {("using_a_model.md", "fedstrata.json")}, "which is a file of a model"
 
@@ -99,9 +108,10 @@ def test_what_texts_name_of_the_code_is_there() -> None:
 def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
     """As a new user: in a folder of its own, with the configuration the README shows. `make` is what
     continuous integration calls."""
-    (tmp_path / "site.yaml").write_text(configuration_of("README.md", "site.yaml"))
+    pages = [text_of(page) for page in ("README.md", "docs/comparing.md", "docs/scoring.md")]
+    (tmp_path / "site.yaml").write_text(configuration_of(pages[0], "site.yaml"))
     ran, behind = [], []
-    for line in [*commands_of("README.md"), *commands_of("docs/scoring.md")]:
+    for line in [command for page in pages for command in commands_of(page)]:
         program, *arguments = shlex.split(line.removesuffix("&"))
         if program == "make":
             continue
@@ -114,41 +124,35 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
             _, complained = behind[-1].communicate()
             assert behind.pop().returncode == 0, complained
         ran.append(arguments[0])
-    verbs = ["synth", "plan", "run", "run", "predict", "score", "export", "run", "report", "compare"]
+    one = ["synth", "plan", "run", "run", "predict", "score", "export"]
     apart = ["federation", "serve", "join", "join", "join"]
-    assert ran == [
-        *verbs,
-        *apart,
-        "score",
-        "score",
-        "score",
-        "predict",
-        "score",
-    ]  # a page goes on in its folder
+    private, compared = ["run", "ledger"], ["run", "report", "compare"]
+    scored = ["score", "score", "score", "predict", "score"]
+    assert ran == [*one, *apart, *private, *compared, *scored], "a page goes on in the README's folder"
     assert (tmp_path / "scores.json").exists()
     assert (tmp_path / "both.html").exists()
     assert len(list(tmp_path.glob("hospitals/sites/*/home/run-*/clients/*/model/model.safetensors"))) == 3
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
 
 
-def test_the_make_targets_of_the_readme_exist() -> None:
-    targets = set(
-        re.findall(r"^([a-z-]+):", (REPOSITORY / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    )
-    named = {line.split()[1] for line in commands_of("README.md") if line.startswith("make")}
-    assert named
-    assert named <= targets
+def test_the_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", text_of("Makefile"), flags=re.MULTILINE))
+    for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md", ".ci/run"):
+        named = set(re.findall(r"(?:`|^ *)make ([a-z-]+)", text_of(page), flags=re.MULTILINE))
+        assert named
+        assert named <= targets, page
 
 
 def test_the_private_configuration_of_the_documentation_is_what_it_says(tmp_path: Path) -> None:
     """Valid, and with the noise, the turns and the ratio that the page shows of its plan."""
     page = "docs/differential_privacy.md"
-    (tmp_path / "private.yaml").write_text(configuration_of(page, "private.yaml"))
+    text = text_of(page)
+    (tmp_path / "private.yaml").write_text(configuration_of(text, "private.yaml"))
     checked = check_settings(read_source(tmp_path / "private.yaml", []))
     assert not checked.problems, [problem.message for problem in checked.problems]
     assert checked.method is not None
     privacy = privacy_of(checked.settings, checked.method)
-    text, own = (REPOSITORY / page).read_text(encoding="utf-8"), privacy.settings
+    own = privacy.settings
     noise = privacy.sigma / privacy.settings.expected_batch
     steps = 2 * privacy.steps * checked.settings.federation.rounds
     assert (
@@ -170,12 +174,13 @@ def test_the_private_configuration_of_the_documentation_is_what_it_says(tmp_path
 
 
 def test_every_link_of_the_documentation_leads_somewhere() -> None:
-    pages = [
-        REPOSITORY / "README.md",
-        *(REPOSITORY / "docs").rglob("*.md"),
-        *(REPOSITORY / "benchmarks").rglob("*.md"),
-    ]
-    for page in pages:
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
+    for page in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_the_readme_fits_on_two_screens_and_every_page_can_be_found() -> None:
+    assert len(text_of("README.md").splitlines()) <= 120
+    linked = set(re.findall(r"\]\((\w+\.md)", text_of("docs/README.md")))
+    assert linked == {page.name for page in (REPOSITORY / "docs").glob("*.md")} - {"README.md"}

@@ -188,8 +188,8 @@ def test_the_wheel_alone_runs_the_demo_in_another_folder(environment: Path, tmp_
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(fedstrata, "run"), reason="the Python face is not there yet")
 def test_the_wheel_alone_runs_the_python_of_the_readme(environment: Path, tmp_path: Path) -> None:
-    (tmp_path / "site.yaml").write_text(configuration_of("README.md", "site.yaml"))
+    (tmp_path / "site.yaml").write_text(configuration_of(text_of("README.md"), "site.yaml"))
     synth = ("--sites", "3", "--notes", "12", "--format", "brat", "--out", "notes")
     run_in(environment, tmp_path, "fedstrata", "synth", *synth)
-    (lines,) = python_of("README.md")
+    (lines,) = python_of(text_of("README.md"))
     run_in(environment, tmp_path, "python", "-c", lines)

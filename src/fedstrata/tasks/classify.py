@@ -363,7 +363,7 @@ class DocumentClassification(WindowTask):
         if self.problem_type != "auto":
             return self
         values = self.model_dump() | {"problem_type": found}
-        resolved, problems = validate(DocumentClassification, Source({"task": values}), section="task")
+        resolved, problems = validate(type(self), Source({"task": values}), section="task")
         if resolved is None:
             raise ConfigurationError(problems)
         return resolved
