@@ -21,9 +21,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 from pages import configuration_of, python_of, text_of
+from ruamel.yaml import YAML
 from support import REPOSITORY
 
 import fedstrata
+from fedstrata.methods import METHODS
 
 PACKAGE = REPOSITORY / "src" / "fedstrata"
 NOT_INSTALLED = {"mlflow": "mlflow-skinny"}
@@ -193,3 +195,18 @@ def test_the_wheel_alone_runs_the_python_of_the_readme(environment: Path, tmp_pa
     run_in(environment, tmp_path, "fedstrata", "synth", *synth)
     (lines,) = python_of(text_of("README.md"))
     run_in(environment, tmp_path, "python", "-c", lines)
+
+
+def test_the_five_papers_are_cited_as_the_cards_of_their_methods_name_them() -> None:
+    cited = YAML(typ="safe").load(text_of("CITATION.cff"))
+    assert (cited["title"], cited["version"]) == ("fedstrata", fedstrata.__version__)
+    assert cited["license"] == project()["license"]
+    assert len(cited["references"]) == 5
+    methods = set()
+    for paper in cited["references"]:
+        (names,) = re.findall(r"method\.name: ([\w, ]+)", paper["notes"])
+        for name in names.split(", "):
+            card = " ".join(str(sys.modules[METHODS[name].__module__].__doc__).split())
+            assert paper["authors"][0]["family-names"] in card.partition("Travels:")[0]
+            methods.add(name)
+    assert methods == {"layer_skipping", "fedtlu", "droppeft", "fedmedlora", "fedmedlora_plus", "fl_llama"}
