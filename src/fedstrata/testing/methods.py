@@ -49,7 +49,8 @@ def check_method(method: Method, /, **options: Unpack[Options]) -> list[str]:
     contract = Contract(f"method {method.name!r}")
     given: dict[str, Any] = {"data": synth(sites=SITES, notes=8 * SITES)}
     if "data" not in options and "task" not in options:
-        options["settings"] = {"data.types": TYPES, **options.get("settings", {})}
+        named = {"data.types": TYPES, "task.types": TYPES}  # which private runs do not read from documents
+        options["settings"] = {**named, **options.get("settings", {})}
     with tempfile.TemporaryDirectory() as folder:
         runs = TinyRuns({**given, **options, "method": method}, Path(folder))
         with contract.clause("it describes itself as a configuration"):

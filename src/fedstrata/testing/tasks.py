@@ -18,6 +18,7 @@ from fedstrata.core.settings.federation import DATA_CORRUPTIONS
 from fedstrata.core.task import Task
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.metrics.counts import added
+from fedstrata.record.words import COUNTED
 from fedstrata.tasks import TASKS
 from fedstrata.testing.contract import Contract, TinyRuns, require_same
 from fedstrata.train.evaluate import answer
@@ -115,7 +116,7 @@ def _require_added(task: Task, documents: Sequence[Document], answers: Sequence[
         if not math.isclose(value, whole[name], rel_tol=1e-9, abs_tol=1e-9):
             raise AssertionError(f"{name} is {whole[name]:g} of all documents, and {value:g} of their halves")
     scores = task.scored(whole, task.apart(documents, answers))
-    unknown = [name for name in scores if name not in task.score_names]
+    unknown = [name for name in scores if name not in task.score_names and not name.endswith(COUNTED)]
     if unknown or task.metric not in scores:
         raise AssertionError(
             f"`score` gives {unknown or 'no ' + task.metric}, which `metric_names` does not say"
