@@ -92,6 +92,6 @@ def test_no_file_outside_of_methods_names_one() -> None:
         for path in source.rglob("*.py")
         if path.parent.name != "methods" and imported.search(path.read_text(encoding="utf-8"))
     ]
-    assert len(cards) == 19
+    assert "fedstrata.methods.fedavg" in cards
     assert named == []
     assert all(Path(str(sys.modules[card].__file__)).parent.name == "methods" for card in cards)
