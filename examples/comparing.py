@@ -11,10 +11,9 @@ comparison = fs.compare(
     methods={
         "everything": fs.methods.FedAvg(),
         "top blocks": fs.methods.LayerSkipping(top=2),
-        "alone": fs.methods.LocalOnly(),
     },
     seeds=(0, 1, 2),
-    data=fs.synth(sites=3, notes=36),
+    data=fs.synth(sites=2, notes=24),
     task=fs.tasks.NamedEntityRecognition(max_length=64),
     rounds=2,
     settings={"data.types": ["drug", "problem", "test"], "training.learning_rate": 1e-3},

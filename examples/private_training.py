@@ -35,7 +35,7 @@ print(fs.plan(setting, data=notes, privacy=private, seconds=1))
 
 # %%
 result = fs.run(setting, data=notes, privacy=private)
-print({name: round(own["epsilon"], 2) for name, own in result.summary["privacy"]["clients"].items()})
+print({site: round(epsilon, 2) for site, epsilon in result.summary["privacy"]["clients"].items()})
 
 # %% [markdown]
 # So few documents teach little under noise; compare with the same run without it before you promise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import subprocess
@@ -26,6 +27,7 @@ from support import REPOSITORY
 
 import fedstrata
 from fedstrata.methods import METHODS
+from fedstrata.record.log import read_events
 
 PACKAGE = REPOSITORY / "src" / "fedstrata"
 NOT_INSTALLED = {"mlflow": "mlflow-skinny"}
@@ -188,13 +190,57 @@ def test_the_wheel_alone_runs_the_demo_in_another_folder(environment: Path, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(fedstrata, "run"), reason="the Python face is not there yet")
 def test_the_wheel_alone_runs_the_python_of_the_readme(environment: Path, tmp_path: Path) -> None:
     (tmp_path / "site.yaml").write_text(configuration_of(text_of("README.md"), "site.yaml"))
     synth = ("--sites", "3", "--notes", "12", "--format", "brat", "--out", "notes")
     run_in(environment, tmp_path, "fedstrata", "synth", *synth)
     (lines,) = python_of(text_of("README.md"))
     run_in(environment, tmp_path, "python", "-c", lines)
+
+
+PLUGGED_IN = """
+data: {format: barred, path: notes, reader: {opens: "<", closes: ">"}}
+task: {name: caseless_mentions, max_length: 64, stride: 8, extra_metrics: [{name: found_share}]}
+method: {name: top_block, mu: 0.2}
+training: {learning_rate: 0.001}
+federation: {rounds: 2, metric: found_share}
+workers: 2
+"""
+LINE = "She takes <drug|aspirin {number}> against <problem|pain> and <dose|{number} mg> of it.\n"
+
+
+@pytest.mark.slow
+def test_a_package_of_plug_ins_is_found_where_it_is_installed(environment: Path, tmp_path: Path) -> None:
+    """A method, a task, a reader and a metric by name, in YAML, on two workers; one that is gone says so."""
+    package = REPOSITORY / "tests" / "fixtures" / "site_plugins"
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        str(environment.parent),
+        "install",
+        "--quiet",
+        "--no-deps",
+    ]
+    built = tmp_path / "built"
+    build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(built)]
+    subprocess.run([*build, str(package)], check=True, capture_output=True)
+    subprocess.run([*pip, "--no-index", *map(str, built.glob("*.whl"))], check=True)
+    for site in ("north", "south"):
+        (tmp_path / "notes" / site).mkdir(parents=True)
+        lines = "".join(LINE.format(number=number) for number in range(12))
+        (tmp_path / "notes" / site / "ward.barred").write_text(lines)
+    (tmp_path / "plugged.yaml").write_text(PLUGGED_IN)
+    run_in(environment, tmp_path, "fedstrata", "run", "plugged.yaml", "--out", "run")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["method"], summary["task"]) == ("top_block", "caseless_mentions")
+    assert "found_share" in summary["metrics"]["global"]
+    (begun,) = [each for each in read_events(tmp_path / "run" / "record.jsonl") if each["event"] == "start"]
+    assert begun["workers"] == 2
+    listed = run_in(environment, tmp_path, "fedstrata", "methods")
+    assert "from site-plugins 1.0" in listed
+    assert "method gone from site-plugins 1.0 cannot be used: 'gone' cannot be imported" in listed
 
 
 def test_the_five_papers_are_cited_as_the_cards_of_their_methods_name_them() -> None:

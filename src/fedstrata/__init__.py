@@ -5,7 +5,7 @@ Five lines from files to a federated model:
     import fedstrata as fs
 
     result = fs.run("site.yaml", method=fs.methods.LayerSkipping(top=2), rounds=3)
-    print(result.metrics["micro_f1"])
+    print(result.metrics["f1"])
     result.report()
 
 Nothing heavy is imported before it is asked for: `import fedstrata` loads neither torch nor transformers nor

@@ -37,6 +37,8 @@ def test_metrics_are_those_of_the_summary(result: fs.Result) -> None:
     summary = json.loads((result.folder / "summary.json").read_text())
     assert result.metrics == summary["metrics"]["global"]
     assert result.summary == summary
+    with pytest.raises(KeyError, match=r"no score 'micro_f1'.*there are f1, precision, recall"):
+        result.metrics["micro_f1"]
     own = fs.load(result.folder, client="site-1")
     assert own.metrics == summary["metrics"]["clients"]["site-1"]
 

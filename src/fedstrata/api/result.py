@@ -13,7 +13,7 @@ import pandas as pd
 from fedstrata.api.arguments import with_argument_names
 from fedstrata.api.tables import annotations_frame, scores_frame
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
 from fedstrata.engine.run_folder import free_folder
 from fedstrata.record.history import History, read_history, round_rows
 from fedstrata.record.scores import overall
@@ -24,6 +24,16 @@ from fedstrata.results.result import open_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+class Metrics(dict[str, float]):
+    """Scores by their names."""
+
+    def __missing__(self, name: str) -> float:
+        there = ", ".join(overall(self)) or "none: the run has not finished"
+        raise KeyError(
+            f"there is no score {name!r}{did_you_mean(name, self, before='; ')}; there are {there}"
+        )
 
 
 class Result:
@@ -61,11 +71,11 @@ class Result:
         return self._history.state
 
     @property
-    def metrics(self) -> Mapping[str, float]:
+    def metrics(self) -> Metrics:
         """The scores of the model on the test split: of all clients' documents, or of this client's."""
-        metrics = self.summary["metrics"]
+        metrics = self.summary.get("metrics", {"global": {}, "clients": {}, "mean_client": {}})
         own = metrics["global"] if self.client is None else metrics["clients"].get(self.client)
-        return own or metrics["mean_client"] or {}
+        return Metrics(own or metrics["mean_client"] or {})
 
     @property
     def history(self) -> pd.DataFrame:

@@ -40,7 +40,7 @@ def check_method(method: Method, /, **options: Unpack[Options]) -> list[str]:
             are found when no task is given.
 
     Returns:
-        The clauses that hold, in words.
+        The clauses that hold, in words; and what cannot be looked at, of a method of a notebook or a script.
 
     Raises:
         ContractError: Clauses do not hold; the message has all of them with the reason.
@@ -137,6 +137,9 @@ def _check_engines(contract: Contract, runs: TinyRuns, method: Method, whole: St
         require_same(runs.state("resumed", resume=True), whole)
     if method.pooled or method.divides("") is not None:
         return  # nothing of it is computed at once
+    if why := METHODS.why_only_here(METHODS.name_of(type(method))):
+        contract.held.append(f"not looked at on two workers: {why}")
+        return
     with contract.clause("two workers come to the numbers of one process"):
         require_same(runs.state("workers", workers=2), whole)
 

@@ -61,6 +61,9 @@ def check_task(task: Task, /, **options: Unpack[Options]) -> list[str]:
             whole = runs.state("whole")
             runs.state("resumed", federation__rounds=1)
             require_same(runs.state("resumed", resume=True), whole)
+        if why := TASKS.why_only_here(TASKS.name_of(type(task))):
+            contract.held.append(f"not looked at on two workers: {why}")
+            return contract.require()
         with contract.clause("two workers come to the numbers of one process"):
             require_same(runs.state("workers", workers=2), runs.state("one"))
     return contract.require()
