@@ -6,7 +6,7 @@ LOCK := requirements.lock
 # In the versions that were tested, and in no others.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 
-.PHONY: demo test test-slow engines test-engines test-engines-all check lint lock wheel clean
+.PHONY: demo docs test test-slow engines test-engines test-engines-all check lint lock wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("fedstrata needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -26,8 +26,16 @@ $(VENV)/installed-engines: $(VENV)/installed-test
 	$(INSTALL) --editable '.[test,nvflare,ray]'
 	touch $@
 
+$(VENV)/installed-docs: $(VENV)/installed
+	$(INSTALL) --editable '.[docs]'
+	touch $@
+
 demo: $(VENV)/installed
 	$(BIN)/fedstrata run
+
+# Whatever a page links to that is not there, and a page that the navigation lacks, is an error.
+docs: $(VENV)/installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # A process a core, each with one thread: small tensors gain nothing from more.
 test: $(VENV)/installed-test
@@ -57,10 +65,10 @@ check: lint test
 lock: | $(BIN)/python
 	$(BIN)/python -m pip install --quiet 'uv>=0.9,<1'
 	$(BIN)/uv pip compile --quiet --upgrade --python-version 3.11 --python-platform linux --custom-compile-command 'make lock' \
-		--annotation-style line --extra test --extra bench --extra nvflare --extra ray --output-file $(LOCK) pyproject.toml
+		--annotation-style line --extra test --extra bench --extra nvflare --extra ray --extra docs --output-file $(LOCK) pyproject.toml
 
 wheel: $(VENV)/installed-test
 	$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
