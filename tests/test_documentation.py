@@ -35,11 +35,17 @@ CONFIGURATIONS = sorted(
 )
 
 
-def test_the_page_of_settings_is_up_to_date() -> None:
-    script = load_script("document_settings")
-    assert script.DOCUMENT.read_text(encoding="utf-8") == script.document(), (
-        "run scripts/document_settings.py"
-    )
+@pytest.mark.parametrize(
+    "name",
+    [
+        "document_settings",
+        "document_methods",
+        pytest.param("document_combinations", marks=pytest.mark.slow),
+    ],
+)
+def test_pages_that_scripts_write_are_up_to_date(name: str) -> None:
+    script = load_script(name)
+    assert script.DOCUMENT.read_text(encoding="utf-8") == script.document(), f"run scripts/{name}.py"
 
 
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.name)
