@@ -105,7 +105,7 @@ def section(name: str, method: type[Method], place: Mapping[str, Any]) -> Iterat
     settings = f"[its settings](configuration.md#method-with-name-{name})"
     page = place["page"]
     title = (DOCUMENT.parent / page).read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
-    yield f"- **More**: [{title}]({page}), and {settings}."
+    yield f"- **More**: [{title}]({page}), and {settings}; `fs.methods.{method.__name__}` in Python."
     for table in place.get("measured", ()):
         yield from measured(**table)
     if "measured" not in place:

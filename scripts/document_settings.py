@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+import fedstrata as fs
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import variants
 from fedstrata.methods import METHODS
@@ -86,6 +87,13 @@ def rows(model: type[BaseModel]) -> Iterator[str]:
         yield f"| `{name}` | {default} | {values} | {field.description or ''} |"
 
 
+def in_python(model: type[BaseModel]) -> Iterator[str]:
+    """Yields which class of the Python interface a section is, if it is one."""
+    for name in ("methods", "tasks", "settings"):
+        if getattr(getattr(fs, name), model.__name__, None) is model:
+            yield f"In Python: `fs.{name}.{model.__name__}`."
+
+
 def sections(model: type[BaseModel], path: str = "", named: str = "") -> Iterator[str]:
     """Yields the lines of a section and of those within it.
 
@@ -97,7 +105,7 @@ def sections(model: type[BaseModel], path: str = "", named: str = "") -> Iterato
     left_out = (f"| `{named.partition(':')[0]}`",) if named else () if path else ("| `method`", "| `task`")
     body = [row for row in rows(model) if not row.startswith(left_out)]
     if body:
-        about = " ".join((model.__doc__ or "").split("\n")[0].split())
+        about = " ".join([(model.__doc__ or "").partition("\n")[0], *in_python(model)]).strip()
         title = f"{path}, with `{named}`" if named else path or "Top level"
         yield from ["", f"## {title}", "", about, ""]
         yield from ["| setting | default | allowed | |", "|---|---|---|---|", *body]
@@ -120,7 +128,13 @@ def document() -> str:
     lines = [HEAD.rstrip(), *sections(RunSettings)]
     for name, card in METHODS.items():
         body = [row for row in rows(card) if not row.startswith("| `name`")]
-        lines += ["", f"## method, with `name: {name}`", "", f"Travels: {card.travels}.", ""]
+        lines += [
+            "",
+            f"## method, with `name: {name}`",
+            "",
+            f"Travels: {card.travels}. {' '.join(in_python(card))}",
+            "",
+        ]
         lines += (
             ["| setting | default | allowed | |", "|---|---|---|---|", *body]
             if body

@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CHANGELOG.md", "docs/*.md", "deploy/README.md", "benchmarks/*/README.md")
-LINKED = ("benchmarks/*/*.py", "benchmarks/*/*.yaml", "LICENSE")
+LINKED = ("benchmarks/*/*.py", "benchmarks/*/*.yaml", "examples/*.py", "LICENSE")
 """Files that pages link to."""
 
 

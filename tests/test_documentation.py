@@ -48,6 +48,16 @@ def test_pages_that_scripts_write_are_up_to_date(name: str) -> None:
     assert script.DOCUMENT.read_text(encoding="utf-8") == script.document(), f"run scripts/{name}.py"
 
 
+def test_the_reference_of_python_has_every_public_name_once() -> None:
+    pages = [REPOSITORY / "docs" / name for name in ("api.md", "api_parts.md")]
+    shown = [
+        name
+        for page in pages
+        for name in re.findall(r"^::: fedstrata\.(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    ]
+    assert sorted(shown) == sorted({*fedstrata.__all__} - {"methods", "settings", "tasks"})
+
+
 @pytest.mark.parametrize("path", CONFIGURATIONS, ids=lambda path: path.name)
 def test_every_shipped_configuration_is_valid(path: Path) -> None:
     """Every run of it, where it describes several."""

@@ -35,6 +35,29 @@ class Options(TypedDict, total=False):
 
     An object or a mapping stands for a whole section. `settings` sets single values by dotted path, after all
     others: `{"training.epochs": 2}`.
+
+    Attributes:
+        method: The federated method; a bare word is its name.
+        task: What is learnt; a bare word is its name.
+        model: What is fine-tuned; a bare word or a path is its name.
+        tokenizer: That of a `model` that is an object.
+        data: A section, or the path of documents; documents, a pandas frame or a `datasets.Dataset`, of all
+            sites or by site. Objects are kept in the run directory, for its owner alone.
+        columns: What the columns of tables hold, as in the section `data.columns`.
+        partition: How documents are divided into clients.
+        adapter: What trains beside a frozen model; a bare word is its kind.
+        training: How a client trains.
+        federation: Rounds, who takes part in them, and how they are scored.
+        privacy: Differential privacy and secure aggregation.
+        devices: Emulated devices.
+        rounds: `federation.rounds`.
+        seed: The number that all randomness comes from.
+        name: What the run is called.
+        workers: Processes that clients are computed in.
+        device: Where a model is computed.
+        threads: Threads of each process.
+        report_to: Trackers that are told of the run.
+        settings: Single values by dotted path.
     """
 
     method: Method | str | Mapping[str, Any]

@@ -117,7 +117,7 @@ def run(
             started.
         FedstrataError: A client failed that the run needs; what was committed stays.
 
-    Example:
+    Examples:
         >>> import fedstrata as fs
         >>> result = fs.run(  # doctest: +SKIP
         ...     "site.yaml", method=fs.methods.LayerSkipping(top=2), rounds=3

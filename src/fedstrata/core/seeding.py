@@ -28,7 +28,7 @@ class Seed:
         root: The number the user set.
         path: The names from the root to this node.
 
-    Example:
+    Examples:
         >>> Seed(7).child("partition").integer() == Seed(7).child("partition").integer()
         True
         >>> Seed(7).child("partition").integer() == Seed(7).child("split").integer()
