@@ -69,7 +69,10 @@ class FLLLaMA(Divided):
     full: list[Segment] = Field(
         default_factory=list, description="Segments of which all weights train where `adapter` has a LoRA."
     )
-    mode: Literal["sequential", "client_batch", "hierarchical"] = "sequential"
+    mode: Literal["sequential", "client_batch", "hierarchical"] = Field(
+        default="sequential",
+        description="Clients one after the other; their batches as one; or each with a copy of B.",
+    )
     turns: Literal["round", "step"] = Field(
         default="round", description="How long a client's turn is in sequential mode."
     )
@@ -89,7 +92,7 @@ class FLLLaMA(Divided):
         default=1, description="Batches of a step (`training.accumulation`) that may be under way at once."
     )
     wire: Form = Field(default="float32", description="In what numbers hidden states and gradients travel.")
-    noise: NoiseSettings | None = None
+    noise: NoiseSettings | None = Field(default=None, description="Gaussian noise on what leaves A.")
     travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
 
     def _misfits(self) -> Iterator[str]:

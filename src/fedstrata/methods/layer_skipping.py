@@ -55,7 +55,9 @@ class LayerSkipping(Probing, Averaging):
         description="Blocks that train: a count (2), a fraction of the model's blocks (0.25), `auto`, or how "
         "auto chooses: {share: 0.5, budget: 1.0, batches: 8}.",
     )
-    head: Literal["shared", "local"] = "shared"
+    head: Literal["shared", "local"] = Field(
+        default="shared", description="Whether the head travels, or stays at its client."
+    )
     travels: ClassVar[str] = "the top k blocks, the final norm and the head (unless local), both ways"
 
     def not_private(self, mechanism: str) -> str:

@@ -18,10 +18,11 @@ class Schedule(Settings):
     """Portions in turn: the next when the loss has not fallen by `threshold` for `patience` rounds."""
 
     portions: Annotated[list[Fraction], Field(min_length=1)] = Field(
-        default_factory=lambda: [0.75, 0.5, 0.25]
+        default_factory=lambda: [0.75, 0.5, 0.25],
+        description="Shares of the blocks that are merged, in turn.",
     )
-    patience: Count = 10
-    threshold: Part = 0.01
+    patience: Count = Field(default=10, description="Rounds without a fall before the next portion.")
+    threshold: Part = Field(default=0.01, description="What counts as a fall of the loss, as a share of it.")
 
 
 def equal_blocks(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[list[int]]:

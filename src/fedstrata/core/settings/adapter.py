@@ -32,7 +32,9 @@ class BottleneckSettings(Settings):
 
     kind: Literal["bottleneck"] = "bottleneck"
     width: Count = Field(default=32, description="Numbers between down and up.")
-    activation: Literal["gelu", "relu", "silu"] = "gelu"
+    activation: Literal["gelu", "relu", "silu"] = Field(
+        default="gelu", description="The function between down and up."
+    )
     targets: _Names | None = Field(
         default=None,
         description="The linear layers that they follow, by the ends of their names; if null the last one of "

@@ -19,9 +19,9 @@ class SplitSettings(Settings):
         description="What is divided; `patient` keeps all of a patient's documents in one part, and so does "
         "`auto` for documents that name one.",
     )
-    train: Fraction = 0.7
-    validation: Part = 0.1
-    test: Part = 0.2
+    train: Fraction = Field(default=0.7, description="The share that clients train on.")
+    validation: Part = Field(default=0.1, description="The share that rounds are scored on.")
+    test: Part = Field(default=0.2, description="The share that the final model is scored on.")
     test_sites: list[str] = Field(
         default_factory=list,
         description="Sites held out: all their documents are test documents, they are no clients, and their "
@@ -42,8 +42,8 @@ class SplitSettings(Settings):
 class SyntheticSettings(Settings):
     """The synthetic corpus: how many sites and notes in all."""
 
-    sites: Count = 4
-    notes: Count = 200
+    sites: Count = Field(default=4, description="Hospitals.")
+    notes: Count = Field(default=200, description="Notes of all sites together.")
     imbalance: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(
         default=None,
         description="Exponent of Zipf's law of site sizes: 0 is equal, 1 gives the first site about twice "
@@ -115,7 +115,7 @@ class ColumnSettings(Settings):
     tokens: str | None = Field(default=None, description="Tokens instead of a text; needs `tags`.")
     tags: str | None = Field(default=None, description="A chunk tag (B-x, I-x, O) a token.")
     id: str | None = Field(default=None, description="Unique; the number of the row when null.")
-    site: str | None = None
+    site: str | None = Field(default=None, description="The site it is of.")
     patient: str | None = Field(
         default=None, description="Whose document it is: one patient's come to one part of the split."
     )

@@ -11,7 +11,12 @@ from fedstrata.core.settings.base import Count, Fraction, Positive, Settings, id
 class PartitionSettings(Settings):
     """How documents come to clients."""
 
-    by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = "site"
+    by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = Field(
+        default="site",
+        description="A client is a site; or documents are dealt: at random (`iid`), with skewed labels "
+        "(`dirichlet`, and `dirichlet_equal` for clients of equal size) or sizes (`quantity`), by a budget "
+        "of words (`tokens`), or by their dominant type or speciality (`speciality`).",
+    )
     clients: Count | None = Field(
         default=None, description="Number of clients; the number of sites when by site."
     )

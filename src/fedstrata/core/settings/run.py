@@ -23,9 +23,13 @@ USUAL_TASK = "ner"
 class RunSettings(Settings):
     """A whole run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "run"
-    seed: int = 0
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
+        default="run", description="What the run, and its directory, is called."
+    )
+    seed: int = Field(default=0, description="The number that everything random comes from.")
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
+        default="auto", description="cpu, cuda or cuda:1; auto: a GPU if there is one."
+    )
     threads: Count | None = Field(
         default=None,
         description="CPU threads of a client, on which sums depend to the last bit; torch's choice when "

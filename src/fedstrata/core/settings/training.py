@@ -11,23 +11,27 @@ from fedstrata.core.settings.base import Count, NotNegative, Part, Positive, Set
 class TrainingSettings(Settings):
     """How a client trains; every method uses the same loop."""
 
-    epochs: Count = 1
-    batch_size: Count = 8
+    epochs: Count = Field(default=1, description="Passes of a client over its training examples in a round.")
+    batch_size: Count = Field(default=8, description="Examples of a batch.")
     accumulation: Count = Field(default=1, description="Batches whose gradients are summed before a step.")
     group_by_length: bool = Field(
         default=False,
         description="Batches of examples of about the same length: less padding, and less time where lengths "
         "differ much; which examples meet in a batch is then less a matter of chance.",
     )
-    optimizer: Literal["adamw", "sgd"] = "adamw"
-    learning_rate: Positive = 5e-4
-    momentum: Part = 0.0
-    weight_decay: NotNegative = 0.01
+    optimizer: Literal["adamw", "sgd"] = Field(
+        default="adamw", description="That of a client; it starts anew in every round."
+    )
+    learning_rate: Positive = Field(default=5e-4, description="At its highest.")
+    momentum: Part = Field(default=0.0, description="Of `sgd`.")
+    weight_decay: NotNegative = Field(default=0.01, description="Of the optimizer.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="constant", description="Within a client's local training of one round."
     )
     warmup: Part = Field(default=0.0, description="Share of the steps warmed up.")
-    clip_norm: Positive | None = 1.0
+    clip_norm: Positive | None = Field(
+        default=1.0, description="The norm that a gradient is scaled down to; null: it is left as it is."
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
         description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto. "
@@ -38,7 +42,7 @@ class TrainingSettings(Settings):
         description="Compute the activations of a block again in its backward pass: less memory, a third "
         "more time.",
     )
-    eval_batch_size: Count = 32
+    eval_batch_size: Count = Field(default=32, description="Examples of a batch that is scored.")
     cache: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="Keep the output of frozen lower blocks on disk; auto where texts are used repeatedly.",
