@@ -39,13 +39,14 @@ class Options(TypedDict, total=False):
     Attributes:
         method: The federated method; a bare word is its name.
         task: What is learnt; a bare word is its name.
-        model: What is fine-tuned; a bare word or a path is its name.
-        tokenizer: That of a `model` that is an object.
+        model: What is fine-tuned; a bare word or a path is its name. Or a loaded model, which is kept in the
+            run directory, or a factory `(kind, labels) -> (module, tokenizer)`.
+        tokenizer: That of a loaded model.
         data: A section, or the path of documents; documents, a pandas frame or a `datasets.Dataset`, of all
             sites or by site. Objects are kept in the run directory, for its owner alone.
         columns: What the columns of tables hold, as in the section `data.columns`.
         partition: How documents are divided into clients.
-        adapter: What trains beside a frozen model; a bare word is its kind.
+        adapter: What trains beside a frozen model; a bare word is its kind. Or a configuration of PEFT's.
         training: How a client trains.
         federation: Rounds, who takes part in them, and how they are scored.
         privacy: Differential privacy and secure aggregation.

@@ -43,7 +43,9 @@ class ModelSettings(Settings):
         description="`mini`, a folder, a hub id, `package:DISTRIBUTION`, or a factory of one's own: "
         "`package.module:factory`, or the name that an installed package gives it.",
     )
-    init: Literal["pretrained", "random"] = "pretrained"
+    init: Literal["pretrained", "random"] = Field(
+        default="pretrained", description="Whether weights are read, or drawn by the seed."
+    )
     config: dict[str, Any] = Field(
         default_factory=dict,
         description="With init random: the transformers config, `model_type` included; else overrides.",
@@ -53,13 +55,17 @@ class ModelSettings(Settings):
         description="Where the tokenizer is, if not with the model; or, with init random, one that is built "
         "from all clients' training texts: {train: words, vocabulary: 10000}.",
     )
-    dtype: Literal["float32", "bfloat16", "auto"] = "float32"
-    attention: Literal["auto", "eager", "sdpa"] = "auto"
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        default="float32", description="Of the weights; auto: as they were saved."
+    )
+    attention: Literal["auto", "eager", "sdpa"] = Field(
+        default="auto", description="How attention is computed; transformers' choice when auto."
+    )
     quantization: Literal["nf4"] | None = Field(
         default=None,
         description="Frozen linear layers in 4 bits (QLoRA, with an adapter; needs fedstrata[quantized]).",
     )
-    revision: str | None = None
+    revision: str | None = Field(default=None, description="Commit, branch or tag of a hub id.")
     blocks: str | None = Field(
         default=None,
         description="Where the list of blocks is, `encoder.layers`, in a model in which it is not found.",
