@@ -14,8 +14,24 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "docs/*.md", "deploy/README.md", "benchmarks/*/README.md")
-LINKED = ("benchmarks/*/*.py", "benchmarks/*/*.yaml", "examples/*.py", "LICENSE")
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    "docs/*.md",
+    "deploy/README.md",
+    "examples/README.md",
+    "benchmarks/*/README.md",
+)
+LINKED = (
+    "benchmarks/*/*.py",
+    "benchmarks/*/*.yaml",
+    "examples/*.py",
+    "LICENSE",
+    "CITATION.cff",
+    ".github/workflows/*.yml",
+)
 """Files that pages link to."""
 
 
