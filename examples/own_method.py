@@ -39,7 +39,7 @@ class Thawing(fs.Averaging):
 
 # %%
 for clause in fs.testing.check_method(Thawing(top=1)):
-    print("holds:", clause)
+    print("-", clause)
 
 # %%
 result = fs.run(

@@ -49,7 +49,7 @@ for site, documents in fs.synth(sites=2, notes=24).items():
 
 # %%
 for clause in fs.testing.check_reader(Export(), "exports"):
-    print("holds:", clause)
+    print("-", clause)
 print(len(fs.read("exports", Export())), "documents")
 
 # %% [markdown]

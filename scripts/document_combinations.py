@@ -56,9 +56,9 @@ class Choice(NamedTuple):
 
 
 KINDS = ("lora", "bottleneck", "prefix")
-METHOD_CHOICES = [Choice(f"`{name}`", {"method": {"name": name}}) for name in METHODS]
+METHOD_CHOICES = [Choice(f"`{name}`", {"method": {"name": name}}) for name in METHODS.own]
 CHOICES = {
-    "Tasks": [Choice(f"`{name}`", {"task": {"name": name}}) for name in TASKS],
+    "Tasks": [Choice(f"`{name}`", {"task": {"name": name}}) for name in TASKS.own],
     "Adapters": [Choice(f"`{kind}`", {"adapter": {"kind": kind}}) for kind in KINDS],
     "Privacy": [
         Choice("noise at clients (`local`)", {"privacy": AT_CLIENTS}),
@@ -191,7 +191,7 @@ def own_settings() -> Iterator[str]:
     others = [choice for group in ("Privacy", "Runs") for choice in CHOICES[group]]
     yield from ["", "## Settings of methods that change this", ""]
     yield from ["| method | with | goes no longer with | goes then with |", "|---|---|---|---|"]
-    for method, name in zip(METHOD_CHOICES, METHODS, strict=True):
+    for method, name in zip(METHOD_CHOICES, METHODS.own, strict=True):
         usual = {other.title for other in others if refused(method, other)}
         for setting, variant in variants(name):
             now = {other.title for other in others if refused(variant, other)}

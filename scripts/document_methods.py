@@ -116,8 +116,8 @@ def document() -> str:
     """Returns the whole page."""
     places = YAML(typ="safe").load(Path(__file__).with_name("method_places.yaml"))
     lines = [HEAD, "| method | | paper | travels | adapter |", "|---|---|---|---|---|"]
-    lines += [row(name, method) for name, method in METHODS.items()]
-    for name, method in METHODS.items():
+    lines += [row(name, method) for name, method in METHODS.own.items()]
+    for name, method in METHODS.own.items():
         lines += section(name, method, places[name])
     return "\n".join(lines) + "\n"
 

@@ -112,7 +112,7 @@ def sections(model: type[BaseModel], path: str = "", named: str = "") -> Iterato
     for name, field in model.model_fields.items():
         inner = f"{path}.{name}" if path else name
         yield from choices(field, inner)
-        for task in TASKS if inner == "task" else ():
+        for task in TASKS.own if inner == "task" else ():
             yield from sections(TASKS[task], "task", f"name: {task}")
 
 
@@ -126,7 +126,7 @@ def choices(field: FieldInfo, path: str) -> Iterator[str]:
 def document() -> str:
     """Returns the whole page."""
     lines = [HEAD.rstrip(), *sections(RunSettings)]
-    for name, card in METHODS.items():
+    for name, card in METHODS.own.items():
         body = [row for row in rows(card) if not row.startswith("| `name`")]
         lines += [
             "",

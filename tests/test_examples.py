@@ -14,8 +14,8 @@ SAYS = {
     "comparing": "top blocks",
     "five_sites": "site-5",
     "own_data": "micro F1",
-    "own_method": "holds: a resumed run comes to the numbers of an uninterrupted one",
-    "own_reader": "holds: it tells what is wrong with a broken file, and quotes no note",
+    "own_method": "- a resumed run comes to the numbers of an uninterrupted one",
+    "own_reader": "- it tells what is wrong with a broken file, and quotes no note",
     "private_training": "with privacy",
 }
 

@@ -43,12 +43,16 @@ class Plugins(Mapping[str, Plugin]):
         own: Those of fedstrata.
         kind: What one is, in words that follow "is no".
         is_one: Whether an object is one.
+
+    Attributes:
+        group: As given.
+        own: As given; what is documented and listed by name goes by these alone.
     """
 
     def __init__(
         self, group: str, own: Mapping[str, Plugin], *, kind: str, is_one: Callable[[Any], bool]
     ) -> None:
-        self.group, self._own, self._kind, self._is_one = group, own, kind, is_one
+        self.group, self.own, self._kind, self._is_one = group, own, kind, is_one
         self._here: dict[str, Plugin] = {}  # given as objects, which this process alone has
         self._loaded: dict[str, Plugin] = {}
 
@@ -56,10 +60,10 @@ class Plugins(Mapping[str, Plugin]):
     def installed(self) -> Mapping[str, EntryPoint]:
         """The entry points of installed packages; a name of ours stays ours."""
         found = {point.name: point for point in entry_points(group=self.group)}
-        return {name: point for name, point in found.items() if name not in self._own}
+        return {name: point for name, point in found.items() if name not in self.own}
 
     def __iter__(self) -> Iterator[str]:
-        yield from self._own
+        yield from self.own
         yield from (name for name in self.installed if self.why_not(name) is None)
 
     def __len__(self) -> int:
@@ -73,7 +77,7 @@ class Plugins(Mapping[str, Plugin]):
 
     def is_own(self, name: object) -> bool:
         """Whether a name is one of ours."""
-        return isinstance(name, str) and name in self._own
+        return isinstance(name, str) and name in self.own
 
     def find(self, name: object, setting: str) -> Plugin:
         """Returns what a name stands for; a reference is imported.
@@ -86,16 +90,16 @@ class Plugins(Mapping[str, Plugin]):
             ConfigurationError: It stands for nothing, or for something else; or it cannot be imported.
         """
         if isinstance(name, str):
-            if name in self._own:
-                return self._own[name]
+            if name in self.own:
+                return self.own[name]
             if name in self._here:
                 return self._here[name]
             if name in self.installed or is_reference(name):
                 if (why := self.why_not(name)) is not None:
                     raise ConfigurationError([Problem(setting, why)])
                 return self._loaded[name]
-        allowed = ", ".join([*self._own, *self.installed])
-        hint = did_you_mean(name, [*self._own, *self.installed], before="; ") if isinstance(name, str) else ""
+        allowed = ", ".join([*self.own, *self.installed])
+        hint = did_you_mean(name, [*self.own, *self.installed], before="; ") if isinstance(name, str) else ""
         given = "null" if name is None else repr(name)
         choice = f"one of {allowed}, or " if allowed else ""
         message = f"must be {choice}package.module:Class, not {given}{hint}"
@@ -127,7 +131,7 @@ class Plugins(Mapping[str, Plugin]):
 
     def origin(self, name: str) -> str:
         """Returns where something comes from, in words."""
-        if name in self._own:
+        if name in self.own:
             return "fedstrata"
         if (point := self.installed.get(name)) is not None:
             package = point.dist
@@ -139,7 +143,7 @@ class Plugins(Mapping[str, Plugin]):
 
         What no name can be imported by is kept for this process, under the reference that it would have.
         """
-        for name, own in self._own.items():
+        for name, own in self.own.items():
             if own is plugin:
                 return name
         reference = reference_of(plugin)
