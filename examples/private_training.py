@@ -12,11 +12,11 @@ private = {
     "mechanism": "local",
     "unit": "patient",
     # Declared, and public: at least as many as there are.
-    "units": {"site-1": 60, "site-2": 60, "site-3": 60},
+    "units": {"site-1": 30, "site-2": 30, "site-3": 30},
     "epsilon": 8.0,
     "delta": 1e-3,
-    "expected_batch": 20,
-    "steps": 5,
+    "expected_batch": 10,
+    "steps": 4,
     "secure_aggregation": True,
 }
 setting = {
@@ -28,7 +28,7 @@ setting = {
     "training": {"learning_rate": 5e-3},
     "federation": {"rounds": 2},
 }
-notes = fs.synth(sites=3, notes=120)
+notes = fs.synth(sites=3, notes=60)
 
 # %%
 print(fs.plan(setting, data=notes, privacy=private, seconds=1))
