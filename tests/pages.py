@@ -1,8 +1,17 @@
-"""What a page shows: blocks, commands, configurations and Python."""
+"""What a page shows: blocks, commands, configurations and Python; and following it to the letter."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 from support import REPOSITORY
 
@@ -34,3 +43,63 @@ def configuration_of(text: str, name: str) -> str:
 def python_of(text: str) -> list[str]:
     """Returns the blocks that are Python."""
     return re.findall(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def follow(text: str, folder: Path, *, python: bool = True) -> list[str]:
+    """Does what a page says, in a folder of its own: its files, its commands in order, and then its Python.
+
+    `make` is what continuous integration calls.
+
+    Args:
+        text: The page.
+        folder: Where to.
+        python: Whether its Python is run, too.
+
+    Returns:
+        What follows `fedstrata` in each command.
+    """
+    for name in re.findall(r"^    # (\w+\.yaml)$", text, flags=re.MULTILINE):
+        (folder / name).write_text(configuration_of(text, name), encoding="utf-8")
+    ran: list[str] = []
+    behind: list[subprocess.Popen[str]] = []
+    with _usual_port():
+        try:
+            for line in commands_of(text):
+                program, *arguments = shlex.split(line.removesuffix("&"))
+                if program == "make":
+                    continue
+                module = [] if program == "python" else ["-m", "fedstrata"]
+                behind.append(_started([*module, *arguments], folder))
+                while behind and not line.endswith("&"):
+                    _require_success(behind.pop())
+                ran.append(arguments[0])
+            for code in python_of(text) if python else ():
+                _require_success(_started(["-c", code], folder))
+        finally:
+            for each in behind:
+                each.kill()
+    return ran
+
+
+@contextmanager
+def _usual_port() -> Iterator[None]:
+    """Lets one page at a time start a server where a federation of nothing but defaults has its own."""
+    with Path(tempfile.gettempdir(), f"fedstrata-tests-{os.getuid()}.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _started(arguments: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _require_success(process: subprocess.Popen[str]) -> None:
+    _, complained = process.communicate()
+    assert process.returncode == 0, f"{process.args}\n{complained}"

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from pages import commands_of, python_of, text_of
+from pages import follow, python_of, text_of
 from support import REPOSITORY
 
 PAGE = "CONTRIBUTING.md"
 HOW_TOS = ("method", "task", "reader")
-SEVERAL_RUNS = 600
-"""Seconds, of which a check takes one or two minutes."""
 
 
 def section(what: str) -> str:
@@ -45,18 +39,4 @@ def test_what_it_says_to_add_is_checked_and_runs(what: str, tmp_path: Path) -> N
     for shown in python_of(own):
         name, code = re.fullmatch(r"# (\w+\.py)\n(.*)", shown, flags=re.DOTALL).groups()  # type: ignore[union-attr]
         (tmp_path / name).write_text(code, encoding="utf-8")
-    commands = commands_of(own)
-    assert commands
-    for command in commands:
-        program, *arguments = shlex.split(command)
-        fedstrata = ["-m", "fedstrata"] if program == "fedstrata" else []
-        done = subprocess.run(
-            [sys.executable, *fedstrata, *arguments],
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=SEVERAL_RUNS,
-            check=False,
-        )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    assert follow(own, tmp_path, python=False)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import pkgutil
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from pages import commands_of, configuration_of, text_of
+from pages import commands_of, configuration_of, follow, text_of
 from support import REPOSITORY, load_script
 
 import fedstrata
@@ -122,24 +119,10 @@ def test_what_texts_name_of_the_code_is_there() -> None:
 
 @pytest.mark.slow
 def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
-    """As a new user: in a folder of its own, with the configuration the README shows. `make` is what
-    continuous integration calls."""
+    """As a new user, with the pages that go on in its folder. Its Python is run with the wheel alone."""
     pages = [text_of(page) for page in ("README.md", "docs/comparing.md", "docs/scoring.md")]
-    (tmp_path / "site.yaml").write_text(configuration_of(pages[0], "site.yaml"))
-    ran, behind = [], []
-    for line in [command for page in pages for command in commands_of(page)]:
-        program, *arguments = shlex.split(line.removesuffix("&"))
-        if program == "make":
-            continue
-        command = [sys.executable, "-m", "fedstrata", *arguments]
-        started = subprocess.Popen(
-            command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        behind.append(started)
-        while behind and not line.endswith("&"):
-            _, complained = behind[-1].communicate()
-            assert behind.pop().returncode == 0, complained
-        ran.append(arguments[0])
+    pages[1:] = ["\n".join(f"    {line}" for line in commands_of(page)) + "\n" for page in pages[1:]]
+    ran = follow("\n".join(pages), tmp_path, python=False)
     one = ["synth", "plan", "run", "run", "predict", "score", "export"]
     apart = ["federation", "serve", "join", "join", "join"]
     private, compared = ["run", "ledger"], ["run", "report", "compare"]

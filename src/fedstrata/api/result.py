@@ -79,7 +79,13 @@ class Result:
 
     @property
     def history(self) -> pd.DataFrame:
-        """A row a round: loss, validation scores by the run's metric, bytes that had travelled, seconds."""
+        """A row a round.
+
+        `loss` is that of training; `global`, `mean`, `low` and `high` are validation scores by the run's
+        metric, of all documents and over clients, `trained` the mean of clients' models before they were
+        merged, and `headline` the one that the round is judged by; `bytes` had travelled by then; `seconds`
+        it took, and `simulated` ones on emulated devices. What was not measured is missing.
+        """
         metric = str((self._history.start or {}).get("metric", ""))
         rows = round_rows(self._history.rounds, metric)
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
