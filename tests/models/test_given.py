@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +24,7 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.models.given import MODELS, keep_model
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
+from fedstrata.results.export import export
 from fedstrata.results.result import open_result
 
 LABELS = ("O", "B-problem", "I-problem")
@@ -187,6 +192,50 @@ def test_one_that_no_other_process_can_import_stays_in_this_one() -> None:
         ConfigurationError, match=r"workers: must be 1 or auto, .*put it into a module of its own"
     ):
         prepare(read_source(None, [*WITHOUT_MODEL, f"model.name={name}", "workers=2"]))
+
+
+def test_an_installed_package_names_a_factory(tmp_path: Path) -> None:
+    installed = tmp_path / "own_models-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: own-models\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[fedstrata.models]\ntagger = own_models:plain\n")
+    (tmp_path / "tagger").mkdir()  # a folder of the same name
+    code = (
+        "from fedstrata.core.settings.source import read_source\n"
+        "from fedstrata.engine.prepare import prepare\n"
+        f"print(prepare(read_source(None, {[*WITHOUT_MODEL, 'model.name=tagger']})).model.layout.blocks_path)"
+    )
+    places = os.pathsep.join([str(tmp_path), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "body.encoder.layers"
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    ["null", pytest.param("{kind: bottleneck, targets: [linear2]}", marks=pytest.mark.slow)],
+)
+def test_the_code_of_an_exported_card_runs(
+    adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = run(tmp_path / "run", PLAIN, f"adapter={adapter}")
+    export(open_result(done.folder), tmp_path / "out", licence=None, language=None, with_names=False)
+    card = (tmp_path / "out" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
+    monkeypatch.chdir(tmp_path / "out")
+    names: dict[str, Any] = {}
+    exec(code, names)  # noqa: S102 - the card's own code is what is tested
+    kept = names["module"] if adapter == "null" else names["model"]
+    learnt = {name.removeprefix("body."): tensor for name, tensor in done.state.tensors.items()}
+    now = dict(kept.named_parameters())
+    assert all(torch.equal(now[name], tensor) for name, tensor in learnt.items())
+    assert "huggingface.co/own_models" not in card
 
 
 def test_a_loaded_model_is_kept_and_is_what_the_section_names(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from fedstrata.engine.ray_cluster import ray_problems
 from fedstrata.engine.sampling import sample_size
 from fedstrata.methods import METHODS
 from fedstrata.methods.divided import Divided
+from fedstrata.models.given import names_factory
 from fedstrata.privacy.accounting import require_installed
 from fedstrata.record.trackers import require_trackers
 from fedstrata.tasks import TASKS
@@ -182,6 +183,8 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
     data = _with_absolute_path(data).model_copy(update={"external": external})
     for key in ("name", "tokenizer", "weights"):
         place = getattr(model, key)
+        if key == "name" and names_factory(place):
+            continue
         if isinstance(place, str) and Path(place).expanduser().is_dir():
             model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
     privacy = settings.privacy

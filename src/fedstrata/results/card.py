@@ -13,7 +13,9 @@ from rich.filesize import decimal
 
 from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.models.blocks import transformers_model
 from fedstrata.models.given import names_factory
+from fedstrata.models.plain import PlainModel
 from fedstrata.record.privacy import withheld_scores
 from fedstrata.record.scores import compared, overall, score_tables
 from fedstrata.record.words import epsilon
@@ -51,6 +53,17 @@ class Facts:
     def synthetic(self) -> bool:
         """Whether the training data is the synthetic corpus, as far as is known here."""
         return not self.result.served and self.result.settings.data.format == "synthetic"
+
+    @property
+    def factory(self) -> str:
+        """The name of the factory that gave the model; empty if none did."""
+        name = self.result.settings.model.name
+        return name if names_factory(name) else ""
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model is a module of one's own, which transformers does not know."""
+        return isinstance(transformers_model(self.result.model.module), PlainModel)
 
 
 def is_path(name: str) -> bool:
@@ -91,7 +104,7 @@ def _metadata(facts: Facts) -> ModelCardData:
     """Returns the YAML head of the card, which the hub reads."""
     result = facts.result
     name, kind = result.settings.model.name, PIPELINES[result.task.kind]
-    elsewhere = name == "mini" or ":" in name or is_path(name) or names_factory(name)
+    elsewhere = name == "mini" or ":" in name or is_path(name) or facts.factory
     on_hub = not (elsewhere or result.settings.model.init == "random")
     scores = overall(result.scores).items()
     metrics = {key: value for key, value in scores if not key.endswith("left_out")}  # those are counts
@@ -114,7 +127,7 @@ def _metadata(facts: Facts) -> ModelCardData:
         language=facts.language or ("en" if facts.synthetic else None),
         license=facts.licence or "other",
         license_name=None if facts.licence else "not-stated",
-        library_name="transformers" if facts.adapter is None else "peft",
+        library_name="peft" if facts.adapter is not None else None if facts.plain else "transformers",
         pipeline_tag=kind,
         base_model=name if on_hub else None,
         tags=["fedstrata", "federated-learning", result.method.name],

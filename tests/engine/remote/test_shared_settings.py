@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,22 @@ def test_a_site_that_names_its_documents_has_the_rest_of_the_server(said: dict[s
     assert (settings.training.epochs, settings.training.cache, settings.device) == (2, "on", "cpu")
     assert settings.method["top"] == 1
     assert settings.data.types == ["problem", "test", "treatment", "drug"]
+
+
+def test_a_factory_that_a_server_names_is_imported_where_the_site_names_it_too(
+    said: dict[str, JSON], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(said["settings"], dict)
+    model = {"name": "own_models:plain"}
+    told = {**said, "settings": {**said["settings"], "model": model}}
+    monkeypatch.delitem(sys.modules, "own_models", raising=False)
+    with pytest.raises(
+        ConfigurationError, match=r"model\.name: the server names own_models:plain, code that"
+    ):
+        with_shared(read_source(None, [*SITE]), told)
+    assert "own_models" not in sys.modules
+    own = with_shared(read_source(None, [*SITE, "model.name=own_models:plain"]), told)
+    assert not check_settings(own).problems
 
 
 def test_a_site_joins_a_run_whose_server_has_documents_of_its_own() -> None:
