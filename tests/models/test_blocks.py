@@ -10,8 +10,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceC
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.model import Layout
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models import blocks
-from fedstrata.models.blocks import block_count, block_modules, find_layout
+from fedstrata.models.blocks import block_count, block_modules, find_layout, positions_of
+from fedstrata.models.load import read_config
 from fedstrata.models.state import Model
 
 BERT_EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm")
@@ -238,3 +240,16 @@ def test_layout_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert len(find_layout(model).blocks) == 16
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert", "gpt2"])
+def test_a_text_may_be_as_long_as_there_are_positions_and_no_longer(
+    family: str, tiny_model: Callable[..., Model], settings_of: Callable[..., ModelSettings]
+) -> None:
+    """RoBERTa has 66 positions here, of which one is that of padding, as two are of 514 elsewhere."""
+    module = tiny_model(family).module
+    longest = positions_of(read_config(settings_of(family)))
+    assert longest is not None
+    module(input_ids=torch.full((1, longest), 5))
+    with pytest.raises((IndexError, RuntimeError)):
+        module(input_ids=torch.full((1, longest + 1), 5))

@@ -18,7 +18,7 @@ from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
-from fedstrata.models.blocks import find_layout, transformers_model
+from fedstrata.models.blocks import find_layout, positions_of, transformers_model
 from fedstrata.models.given import make, misplaced, names_factory
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
 from fedstrata.models.plain import PlainModel
@@ -141,8 +141,7 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
         problems += _unfit_sample(sample, settings, task, method, frozen=frozen)
     else:
         tokenizer = early_tokenizer(settings.model)
-    config = (sample.config if sample else read_config(settings.model, tokenizer)).get_text_config()
-    positions = getattr(config, "max_position_embeddings", None)
+    positions = positions_of(sample.config if sample else read_config(settings.model, tokenizer))
     if positions is not None and (length := task.max_length) > positions:
         message = f"must be at most {positions}, the positions the model knows, not {length}"
         problems.append(Problem("task.max_length", message))

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PretrainedConfig, PreTrainedModel
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
@@ -47,6 +47,14 @@ FAMILIES: Mapping[str, Family] = TypeAdapter(dict[str, Family]).validate_json(
     (files("fedstrata.models") / "families.json").read_bytes()
 )
 """The known families by `model_type`; DeBERTa-v3 is a `deberta-v2`. Others are found by their shape."""
+
+_POSITIONS_AFTER_PADDING = frozenset(
+    {
+        *("camembert", "data2vec-text", "ibert", "lilt", "longformer", "luke", "markuplm", "mpnet"),
+        *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
+    }
+)
+"""Types of models whose positions begin behind the number of their padding token."""
 
 
 def find_layout(model: nn.Module, learnable: Collection[str] | None = None) -> Layout:
@@ -316,3 +324,19 @@ def _group_of_prompt(name: str) -> str:
     """
     found = re.search(r"prompt_encoder\..*\.original(\d+)$", name)
     return f"block {found[1]}" if found else EMBEDDING
+
+
+def positions_of(config: PretrainedConfig) -> int | None:
+    """Returns how many tokens of a text a model has positions for; none if it says nothing of them.
+
+    RoBERTa and its kin count from behind the number of the padding token, so that of 514 positions 512 are
+    for tokens.
+
+    Args:
+        config: As the model was made with; loading may have given it another padding token.
+    """
+    config = config.get_text_config()
+    positions: int | None = getattr(config, "max_position_embeddings", None)
+    if positions is None or config.model_type not in _POSITIONS_AFTER_PADDING:
+        return positions
+    return positions - (config.pad_token_id or 0) - 1
