@@ -80,7 +80,7 @@ def test_the_top_block_of_a_loaded_model_learns_and_nothing_below(
         ("gemma3_text", NER, "has no token-classification model .it has: sequence-classification, causal-lm"),
         ("modernbert", LM, "has no causal-lm model"),
         ("deberta-v2", (*NER, "adapter={kind: prefix}"), "adapter.kind: prefix does not fit this model"),
-        ("roberta", (*NER, "task.max_length=99"), "task.max_length: must be at most 66"),
+        ("roberta", (*NER, "task.max_length=99"), "task.max_length: must be at most 65"),
     ],
 )
 def test_what_a_family_cannot_do_is_said(

@@ -194,6 +194,7 @@ def test_one_that_no_other_process_can_import_stays_in_this_one() -> None:
         prepare(read_source(None, [*WITHOUT_MODEL, f"model.name={name}", "workers=2"]))
 
 
+@pytest.mark.slow
 def test_an_installed_package_names_a_factory(tmp_path: Path) -> None:
     installed = tmp_path / "own_models-1.0.dist-info"
     installed.mkdir()
