@@ -15,7 +15,8 @@ from support import TINY, TINY_SETTINGS, Call, report_nothing
 import fedstrata as fs
 from fedstrata.api.inputs import documents_of
 from fedstrata.api.options import source_of
-from fedstrata.core.settings.source import read_settings, read_source
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.check import check_settings
 from fedstrata.record.log import read_events
 
 OF_DATA = "data.synthetic"
@@ -57,8 +58,8 @@ def test_documents_by_site_are_the_run_that_their_files_are(
     fs.synth(sites=3, notes=12, out="files", format="jsonl")
     data = ["data.format=jsonl", "data.path=files"]
     overrides = [each for each in TINY if not each.startswith(OF_DATA)]
-    named = ["method=fedavg", "task=ner", "federation.rounds=2"]
-    assert call("run", *overrides, *data, *named, "--out", "from-files").status == 0
+    Path("run.yaml").write_text("task: {name: ner}\nmethod: {name: fedavg}\nfederation: {rounds: 2}\n")
+    assert call("run", "run.yaml", *overrides, *data, "--out", "from-files").status == 0
     assert rounds_of(result.folder) == rounds_of(Path("from-files"))
     assert result.folder == Path("runs/run")
 
@@ -68,7 +69,8 @@ def test_documents_are_kept_for_their_owner_alone(notes: dict[str, list[fs.Docum
     kept = result.folder / "inputs" / "documents.jsonl"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
-    assert read_settings(read_source(result.folder / "config.yaml", [])).data.path == str(kept.absolute())
+    settings = check_settings(read_source(result.folder / "config.yaml", [])).settings
+    assert settings.data.path == str(kept.absolute())
 
 
 ROWS = {
@@ -158,7 +160,7 @@ def test_arguments_are_objects_mappings_or_names() -> None:
         {"method": {"name": "fedprox", "mu": 0.5}, "training": {"epochs": 2}},
         {"method": "fedprox", "settings": {"method.mu": 0.5, "training.epochs": 2}},
     ]
-    read = [read_settings(source_of(None, section)) for section in sections]
+    read = [check_settings(source_of(None, section)).settings for section in sections]
     assert read[0].model_dump() == read[1].model_dump() == read[2].model_dump()
     assert (read[0].method["mu"], read[0].training.epochs) == (0.5, 2)
 
