@@ -63,8 +63,10 @@ def check_method(method: Method, /, **options: Unpack[Options]) -> list[str]:
         whole: State | None = None
         with contract.clause("clients send what it declares, and nothing that stays at home"):
             judge = _Judge(experiment.method)
-            whole = runs.state("whole", watched(judge))
-            judge.require()
+            try:
+                whole = runs.state("whole", watched(judge))
+            finally:
+                judge.require()  # first: a server half fails over what nobody declared
         if whole is not None:
             _check_engines(contract, runs, experiment.method, whole)
             _check_privacy(contract, runs, experiment.method, whole)
