@@ -65,7 +65,7 @@ def test_a_text_alone_and_a_document_are_read_too(result: fs.Result) -> None:
     (alone,), (named,) = result.annotate(TEXTS[0]), result.annotate(document)
     assert alone.spans == named.spans
     assert named.id == "mine"
-    with pytest.raises(TypeError, match="texts or documents"):
+    with pytest.raises(fs.ConfigurationError, match="texts: number 1 must be text"):
         result.predict([3])  # type: ignore[list-item]
 
 

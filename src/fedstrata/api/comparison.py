@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -18,9 +18,11 @@ from fedstrata.api.result import Result
 from fedstrata.api.running import with_objects
 from fedstrata.comparing.check import check_comparison
 from fedstrata.comparing.compare import LOCK
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.source import assign
 from fedstrata.core.settings.sweep import SECTION, Sweep, folder_name, label, sweep_of
+from fedstrata.core.settings.yaml import shortened
 from fedstrata.display.comparison import Display
 from fedstrata.metrics.cost import machine
 from fedstrata.record.log import Listener
@@ -107,10 +109,17 @@ class Comparison:
 
         Args:
             figure: A figure of `table`; the score that runs are judged by when none.
+
+        Raises:
+            ConfigurationError: There is no such figure.
         """
         from fedstrata.record.report.plots import NotebookFigure  # noqa: PLC0415 - matplotlib, heavy
 
         name, table = figure or self.metric, self.table
+        if (name, "mean") not in table.columns:
+            known = [each for each, of in table.columns if of == "mean"]
+            message = f"there is no {name!r}{did_you_mean(name, known, before='; ')}; there are"
+            raise ConfigurationError([Problem("figure", f"{message} {', '.join(known)}")])
         drawn = NotebookFigure(figsize=(6.0, 1.0 + 0.4 * len(table)), layout="constrained")
         axes = drawn.add_subplot()
         middle, low, high = (table[name, of] for of in ("mean", "low", "high"))
@@ -205,6 +214,7 @@ def compare(
     display = Display() if progress else None
     if display is not None:
         display.say("checking every run ...")
+    refuse([*_misfits(config, methods, grid, seeds, jobs, options)])
     files = config if isinstance(config, Sequence) and not isinstance(config, str) else [config]
     settings = {name: value for name, value in options.items() if name not in OBJECTS}
     sources = {
@@ -216,10 +226,49 @@ def compare(
         assign(first, f"{SECTION}.{path}", value, f"the argument {path}")
     name = "-".join(str(source.values.get("name", Path(file).stem)) for file, source in sources.items())
     folder = Path(out) if out is not None else Path("comparisons") / (folder_name(name) or "comparison")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigurationError([Problem("out", f"{folder} is a file; name a folder")])
     with kept_if_begun(folder, LOCK):
         for source in sources.values():
             with_objects(source, options, folder)
         return executed(sweep_of(sources), folder, jobs, display)
+
+
+def _misfits(
+    config: Any, methods: Any, grid: Any, seeds: Any, jobs: Any, options: Mapping[str, Any]
+) -> Iterator[Problem]:
+    """Yields what is wrong with the arguments of a comparison that describe no single run."""
+    if isinstance(config, list | tuple) and not config:
+        yield Problem("config", "must name at least one file")
+    if methods is not None:
+        yield from _wrong_methods(methods)
+        if options.get("method") is not None:
+            yield Problem("method", "has no meaning with methods, which are those of the rows")
+    if grid is not None and not isinstance(grid, Mapping):
+        yield Problem("grid", f"must be a mapping of dotted paths to values, not {type(grid).__name__}")
+    lists = {f"grid.{path}": values for path, values in grid.items()} if isinstance(grid, Mapping) else {}
+    for name, values in {**lists, **({} if seeds is None else {"seeds": seeds})}.items():
+        if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+            yield Problem(name, f"must be a list of values, not {type(values).__name__}")
+    if options.get("seed") is not None:
+        yield Problem("seed", "has no meaning here: every row has the seeds of the comparison (seeds)")
+    if not isinstance(jobs, int) or jobs < 1:
+        yield Problem("jobs", f"must be a whole number from 1, not {shortened(jobs)}")
+
+
+def _wrong_methods(methods: Any) -> Iterator[Problem]:
+    if not isinstance(methods, Mapping | list | tuple):
+        yield Problem("methods", f"must be a list or a mapping, not {type(methods).__name__}")
+    elif not methods:
+        yield Problem("methods", "must name at least one")
+    elif not isinstance(methods, Mapping):
+        wrong = [each for each in methods if not isinstance(each, str | Settings)]
+        for each in wrong:
+            found = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
+            yield Problem("methods", f"must hold names and objects, not {found}")
+        titles = [] if wrong else [_title(method) for method in methods]
+        for name in sorted({name for name in titles if titles.count(name) > 1}):
+            yield Problem("methods", f"{name!r} is there twice; a mapping gives each row a name of its own")
 
 
 def _described(
@@ -238,18 +287,20 @@ def _described(
     if rows is not None:
         described["rows"] = section_of("rows", rows)
     if grid is not None:
-        tried = {path: [section_of(path, value) for value in values] for path, values in grid.items()}
+        tried = {
+            str(path): [section_of(str(path), value) for value in values] for path, values in grid.items()
+        }
         described["grid"] = tried
     if seeds is not None:
-        described["seeds"] = list(seeds)
+        described["seeds"] = section_of("seeds", list(seeds))
     return described
 
 
-def _title(method: Method | str) -> str:
+def _title(method: Settings | str) -> str:
     """Returns what a row is called: the method, and those of its settings that are not as usual."""
     if isinstance(method, str):
         return method
-    return label("method", {**method.model_dump(exclude_defaults=True), "name": method.name})
+    return label("method", {**method.model_dump(exclude_defaults=True), "name": getattr(method, "name", "")})
 
 
 def executed(sweep: Sweep, folder: Path, jobs: int, display: Display | None) -> Comparison:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fedstrata.api.arguments import with_argument_names
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.data import FORMATS as NAMES
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.reader import READERS, Reader
+from fedstrata.core.settings.source import Source, validate
+from fedstrata.core.settings.yaml import shortened
 from fedstrata.data.readers import FORMATS, format_of, formats_of
 from fedstrata.data.readers import read as read_format
 from fedstrata.data.readers.mimic import read_codes
@@ -42,14 +42,15 @@ def read(path: str | Path, format: str | Reader | None = None, **settings: Any) 
     if isinstance(format, Reader):
         name = READERS.name_of(type(format))
         return read_format(place, name, formats={**FORMATS, name: format_of(format)})
-    form = format or detected(place, "format")
+    form: Any = format or detected(place, "format")
+    if not isinstance(form, str):
+        message = f"must be a name or an object of a reader, not {shortened(form)}"
+        raise ConfigurationError([Problem("format", message)])
     if form not in (*NAMES, *READERS.installed) and ":" not in form:
         raise ConfigurationError([Problem("format", f"{form!r} is none of {', '.join(NAMES)}")])
-    try:
-        corpus = CorpusSettings.model_validate({"format": form, "path": str(path), **settings})
-    except ValidationError as error:
-        wrong = ((".".join(map(str, each["loc"])), each["msg"]) for each in error.errors())
-        raise ConfigurationError([Problem(where, message) for where, message in wrong]) from None
+    corpus, problems = validate(CorpusSettings, Source({"format": form, "path": str(path), **settings}))
+    if corpus is None:
+        raise ConfigurationError(problems)
     return read_format(
         place if form != "datasets" else Path(path),
         form,

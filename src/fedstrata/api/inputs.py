@@ -15,15 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from torch.nn import Module
 
+from fedstrata.api.arguments import kinds_in
 from fedstrata.api.options import section_of
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
 from fedstrata.core.settings.data import ColumnSettings, DataSettings
-from fedstrata.core.settings.source import Source, assign
+from fedstrata.core.settings.source import Source, assign, validate
 from fedstrata.data.readers.datasets import is_table, read_table
 from fedstrata.data.readers.folders import split_named
 from fedstrata.data.writers import jsonl
@@ -50,9 +50,11 @@ def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, fold
     if isinstance(data, str | Path):
         _set_path(source, Path(data).expanduser())
     elif isinstance(data, DataSettings) or (isinstance(data, Mapping) and not _is_by_name(data)):
-        section = data.model_dump(mode="json") if isinstance(data, DataSettings) else dict(data)
-        assign(source, "data", section, ORIGIN)
+        assign(source, "data", section_of("data", data), ORIGIN)
     else:
+        if columns is not None and not _has_table(data):
+            message = "has no meaning with documents: it says what the columns of tables hold"
+            raise ConfigurationError([Problem("columns", message)])
         documents = documents_of(data, _checked(columns))
         path = folder / INPUTS / "documents.jsonl"
         _write_private(path, (jsonl.line(document, document.id).encode() for document in documents))
@@ -62,7 +64,7 @@ def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, fold
         assign(source, "data.path", str(path.absolute()), ORIGIN)
         return
     if columns is not None:
-        assign(source, "data.columns", dict(columns), "the argument columns")
+        assign(source, "data.columns", section_of("columns", columns), "the argument columns")
 
 
 @contextmanager
@@ -152,12 +154,11 @@ def documents_of(data: Any, columns: ColumnSettings = ColumnSettings()) -> list[
         DataError: A table's row does not hold what its column should.
     """
     parts = dict(data) if isinstance(data, Mapping) else {"": data}
-    splits = {name: split_named(str(name)) for name in parts}
-    by_split = all(splits.values()) and all(map(is_table, parts.values()))
     found: list[Document] = []
-    for name, part in parts.items():
-        site, split = ("", splits[name]) if by_split else (str(name), "")
-        found += _of_part(part, columns, site, split)
+    for name, (site, split) in _places(parts).items():
+        found += _of_part(parts[name], columns, site, split)
+    if not found:
+        raise ConfigurationError([Problem("data", f"holds no documents: {kinds_in(data)}", ORIGIN)])
     ids = [document.id for document in found]
     if len(set(ids)) < len(ids):
         found = [replace(each, id=f"{each.site}/{each.id}" if each.site else each.id) for each in found]
@@ -170,6 +171,26 @@ def documents_of(data: Any, columns: ColumnSettings = ColumnSettings()) -> list[
     return found
 
 
+def _places(parts: Mapping[Any, Any]) -> dict[Any, tuple[str, str]]:
+    """Returns the site and the part of the split that each name stands for, one of the two.
+
+    Raises:
+        ConfigurationError: A name stands for neither; or it may be a site or a part that is not known, whose
+            documents would be trained on.
+    """
+    splits = {name: split_named(str(name)) for name in parts}
+    if parts and all(splits.values()):
+        return {name: ("", split) for name, split in splits.items()}
+    if "train" in splits:
+        unknown = next(repr(name) for name, split in splits.items() if not split)
+        message = f"has 'train', a part of the split, beside {unknown}, which is none; leave one of them out"
+        raise ConfigurationError([Problem("data", message, ORIGIN)])
+    if nameless := [name for name in parts if not isinstance(name, str | int) or isinstance(name, bool)]:
+        message = f"{nameless[0]!r} is no name of a site; give text or a whole number"
+        raise ConfigurationError([Problem("data", message, ORIGIN)])
+    return {name: (str(name), "") for name in parts}
+
+
 def _of_part(part: Any, columns: ColumnSettings, site: str, split: str) -> list[Document]:
     """Returns the documents of one site, or of all."""
     if is_table(part):
@@ -179,9 +200,13 @@ def _of_part(part: Any, columns: ColumnSettings, site: str, split: str) -> list[
     else:
         message = (
             "must be a path, a section, documents (fedstrata.Document), a datasets.Dataset or a pandas "
-            f"frame, or one of these by site, not {_told(part)}"
+            f"frame, or one of these by site, not {kinds_in(part)}{f' (for {site!r})' if site else ''}"
         )
         raise ConfigurationError([Problem("data", message, ORIGIN)])
+    for number, document in enumerate(documents, start=1):
+        if wrong := _unfit(document):
+            message = f"document {number}{f' of {site!r}' if site else ''}: {wrong}"
+            raise ConfigurationError([Problem("data", message, ORIGIN)])
     own = {document.site for document in documents} - {site, ""} if site else set()
     if own:
         message = f"documents given for the site {site!r} say that they are of {sorted(own)[0]!r}"
@@ -189,22 +214,56 @@ def _of_part(part: Any, columns: ColumnSettings, site: str, split: str) -> list[
     return [_placed(document, site, split) for document in documents]
 
 
+def _unfit(document: Document) -> str:
+    """Says what of a document no file can hold, without quoting it; empty if one can."""
+    for name in ("labels", "spans", "relations"):
+        if not isinstance(value := getattr(document, name), list | tuple):
+            return f"`{name}` must be a tuple, not {type(value).__name__}"
+    pair = () if document.text_pair is None else (document.text_pair,)
+    texts: dict[str, Iterable[Any]] = {
+        "id": (document.id,),
+        "text": (document.text,),
+        "text_pair": pair,
+        "site": (document.site,),
+        "labels": document.labels,
+        "metadata": (*document.metadata, *document.metadata.values()),
+        "spans": (each.label for each in document.spans),
+        "relations": (each.label for each in document.relations),
+    }
+    for name, values in texts.items():
+        for value in values:
+            if not isinstance(value, str):
+                return f"`{name}` must hold text, not {type(value).__name__}"
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                return f"`{name}` holds half of a surrogate pair, which is no character"
+    ends = (end for span in document.spans for end in (span.start, span.end))
+    if other := next((type(end).__name__ for end in ends if not isinstance(end, int)), ""):
+        return f"a span must begin and end at whole numbers of characters, not {other}"
+    return ""
+
+
 def _placed(document: Document, site: str, split: str) -> Document:
     metadata = {**({"split": split} if split else {}), **document.metadata}
     return replace(document, site=document.site or site, metadata=metadata)
 
 
-def _told(part: Any) -> str:
-    """Says what was given, without anything of its text."""
-    if isinstance(part, Sequence) and not isinstance(part, str):
-        kinds = sorted({type(each).__name__ for each in part}) or ["nothing"]
-        return f"{type(part).__name__} of {', '.join(kinds)}"
-    return type(part).__name__
-
-
 def _is_by_name(data: Mapping[Any, Any]) -> bool:
-    """Whether a mapping holds documents or tables by name, and no settings."""
-    return bool(data) and not set(data) <= set(DataSettings.model_fields)
+    """Whether a mapping holds documents or tables by name, and no settings; one without anything does."""
+    return (
+        not data
+        or not set(data) <= set(DataSettings.model_fields)
+        or any(is_table(part) or _are_documents(part) for part in data.values())
+    )
+
+
+def _are_documents(part: Any) -> bool:
+    return isinstance(part, list | tuple) and any(isinstance(each, Document) for each in part)
+
+
+def _has_table(data: Any) -> bool:
+    return any(map(is_table, data.values() if isinstance(data, Mapping) else [data]))
 
 
 def _set_path(source: Source, path: Path) -> None:
@@ -224,16 +283,18 @@ def _forget(source: Source, name: str) -> None:
         section.pop(name, None)
 
 
-def _checked(columns: Mapping[str, Any] | None) -> ColumnSettings:
-    try:
-        return ColumnSettings.model_validate(dict(columns or {}))
-    except ValidationError as error:
-        raise ConfigurationError(
-            [
-                Problem(f"columns.{'.'.join(map(str, each['loc']))}", each["msg"], "the argument columns")
-                for each in error.errors()
-            ]
-        ) from None
+def _checked(columns: Any) -> ColumnSettings:
+    """Returns what the columns hold.
+
+    Raises:
+        ConfigurationError: With every column that is wrong.
+    """
+    source = Source({"columns": {} if columns is None else section_of("columns", columns)})
+    source.origins["columns"] = "the argument columns"
+    found, problems = validate(ColumnSettings, source, section="columns")
+    if found is None:
+        raise ConfigurationError(problems)
+    return found
 
 
 def _write_private(path: Path, lines: Iterable[bytes]) -> None:

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.settings.run import RunSettings
-from fedstrata.core.settings.source import Source, assign, flatten, read_source
+from fedstrata.core.settings.source import Source, assign, flatten, read_source, variants
 
 if TYPE_CHECKING:
     from fedstrata.core.method import Method
@@ -105,7 +105,7 @@ def source_of(config: Config, options: Mapping[str, Any]) -> Source:
     if isinstance(config, str | Path):
         source = read_source(Path(config), [])
     elif config is None or isinstance(config, Mapping):
-        values = _plain(config or {})
+        values = _plain("", config or {})
         source = Source(values, {path: "the mapping given" for path, _ in flatten(values)})
     else:
         raise TypeError(f"a configuration is a file or a mapping, not {type(config).__name__}")
@@ -120,7 +120,7 @@ def lay(source: Source, options: Mapping[str, Any]) -> None:
         ConfigurationError: An argument is unknown, or has no place; all such problems at once.
     """
     _refuse_unknown(options)
-    single = options.get("settings") or {}
+    single = _single(options.get("settings"))
     arguments = {SHORT.get(name, name): name for name, value in options.items() if value is not None}
     problems = [
         Problem(path, f"is given twice: as the argument {arguments[path]} and in settings")
@@ -132,9 +132,27 @@ def lay(source: Source, options: Mapping[str, Any]) -> None:
             continue
         path = SHORT.get(name, name)
         origin = f"the argument {name}" if name not in single else "the argument settings"
-        if (problem := assign(source, path, section_of(name, value), origin)) is not None:
-            problems.append(problem)
+        try:
+            problem = assign(source, path, section_of(name, value), origin)
+        except ConfigurationError as error:
+            problems += error.problems
+        else:
+            problems += [problem] if problem else []
     refuse(problems)
+
+
+def _single(settings: Any) -> Mapping[str, Any]:
+    """Returns the argument `settings`.
+
+    Raises:
+        ConfigurationError: It is no mapping of paths.
+    """
+    if settings is None:
+        return {}
+    if not isinstance(settings, Mapping) or not all(isinstance(path, str) for path in settings):
+        message = "must be a mapping of dotted paths to values, {'training.epochs': 2}"
+        raise ConfigurationError([Problem("settings", f"{message}, not {type(settings).__name__}")])
+    return settings
 
 
 def _refuse_unknown(options: Mapping[str, Any]) -> None:
@@ -161,14 +179,23 @@ def section_of(name: str, value: Any) -> Any:
         from fedstrata.adapters import section_of as section_of_adapter  # noqa: PLC0415 - heavy
 
         return section_of_adapter(value)
-    return _plain(value)
+    return _plain(name, value)
 
 
-def _described(name: str, value: BaseModel) -> dict[str, Any]:
-    """Returns the section of an object: of a method or a task with the name it is found by."""
+def _described(name: str, value: BaseModel) -> Any:
+    """Returns the section of an object: of a method, a task or a metric with the name it is found by.
+
+    Raises:
+        ConfigurationError: It is the object of another section, or of an argument that is none.
+    """
     from fedstrata.core.method import Method  # noqa: PLC0415 - heavy
+    from fedstrata.core.metric import METRICS, Metric  # noqa: PLC0415
     from fedstrata.core.task import Task  # noqa: PLC0415
 
+    kinds = {"method": (Method,), "task": (Task,)}.get(name) or variants(RunSettings.model_fields.get(name))
+    if name in Options.__annotations__ and not isinstance(value, kinds):
+        allowed = " or ".join(["a plain value", *(f"fedstrata's {kind.__name__}" for kind in kinds)])
+        raise ConfigurationError([Problem(name, f"must be {allowed}, not {type(value).__name__}")])
     if isinstance(value, Method):
         from fedstrata.methods import METHODS  # noqa: PLC0415
 
@@ -177,18 +204,23 @@ def _described(name: str, value: BaseModel) -> dict[str, Any]:
         from fedstrata.tasks import TASKS  # noqa: PLC0415
 
         return TASKS.section_of(value)
-    if name not in RunSettings.model_fields:
-        message = f"must be a plain value, not {type(value).__name__}"
-        raise ConfigurationError([Problem(name, message)])
-    return value.model_dump(mode="json")
+    return METRICS.section_of(value) if isinstance(value, Metric) else value.model_dump(mode="json")
 
 
-def _plain(value: Any) -> Any:
-    """Returns a value as a configuration holds it: lists for tuples, texts for paths, objects described."""
+def _plain(name: str, value: Any) -> Any:
+    """Returns a value as a configuration holds it: lists for tuples, texts for paths, objects described.
+
+    Raises:
+        ConfigurationError: No configuration can hold it.
+    """
     if isinstance(value, Mapping):
         return {str(key): section_of(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(inner) for inner in value]
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json")
-    return str(value) if isinstance(value, Path) else value
+        return [section_of("", inner) for inner in value]
+    if type(value).__module__ == "numpy":
+        return _plain(name, value.tolist())
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    raise ConfigurationError([Problem(name, f"must be a plain value, not {type(value).__name__}")])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -13,7 +13,8 @@ import pandas as pd
 from fedstrata.api.arguments import with_argument_names
 from fedstrata.api.tables import annotations_frame, scores_frame
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.data.readers.datasets import is_table
 from fedstrata.engine.run_folder import free_folder
 from fedstrata.record.history import History, read_history, round_rows
 from fedstrata.record.scores import overall
@@ -24,6 +25,26 @@ from fedstrata.results.result import open_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+def _listed(texts: Any) -> list[str | Document]:
+    """Returns texts and documents as a list.
+
+    Raises:
+        ConfigurationError: They are something else, of which a frame or a mapping would give its names.
+    """
+    if isinstance(texts, str | Document):
+        return [texts]
+    if isinstance(texts, Mapping) or is_table(texts) or not isinstance(texts, Iterable):
+        message = f"must be a list of texts or documents, not {type(texts).__name__}"
+        hint = "; of a frame give one column: frame['note']" if is_table(texts) else ""
+        raise ConfigurationError([Problem("texts", f"{message}{hint}")])
+    given = list(texts)
+    for number, each in enumerate(given, start=1):
+        if not isinstance(each.text if isinstance(each, Document) else each, str):
+            message = f"number {number} must be text or a document with text, not {type(each).__name__}"
+            raise ConfigurationError([Problem("texts", message)])
+    return given
 
 
 class Metrics(dict[str, float]):
@@ -50,15 +71,21 @@ class Result:
         client: As given.
 
     Raises:
-        ConfigurationError: The directory holds no run.
+        ConfigurationError: The directory holds no run, or the run has no such client.
     """
 
     def __init__(
         self, folder: str | Path, *, client: str | None = None, settings: Mapping[str, Any] | None = None
     ) -> None:
         self.folder, self.client = Path(folder), client
+        self._place = self.folder.absolute()  # which stays where it is when the working folder changes
         self._overrides = [f"{path}={value}" for path, value in (settings or {}).items()]
         self._history: History = read_history(self.folder)
+        clients = (self._history.start or {}).get("clients", {})
+        if client is not None and clients and client not in clients:
+            raise ConfigurationError(
+                [Problem("client", f"must be one of {', '.join(clients)}, not {client!r}")]
+            )
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -121,13 +148,11 @@ class Result:
             texts: Texts, or documents; a task that reads mentions without finding them takes those of
                 documents.
         """
-        given = [texts] if isinstance(texts, str | Document) else list(texts)
+        given = _listed(texts)
         documents = [
             each if isinstance(each, Document) else Document(str(number), each)
             for number, each in enumerate(given)
         ]
-        if any(not isinstance(each, str | Document) for each in given):
-            raise TypeError("texts must be texts or documents")
         if (what := self.task.beyond_texts[0]) and any(isinstance(each, str) for each in given):
             message = f"must be documents with {what} for task {self.task.name}, not texts"
             raise ConfigurationError([Problem("texts", message)])
@@ -161,10 +186,9 @@ class Result:
         """
         if isinstance(texts, Path):
             return scores_frame(self._predict_files(texts, out, input_format, format))
-        if out is not None:
-            raise ConfigurationError(
-                [Problem("out", "is for a path, and has no meaning with texts in memory")]
-            )
+        idle = {"out": out, "format": format, "input_format": None if input_format == prediction.TEXT else 1}
+        message = "is for a path (pathlib.Path), and has no meaning with texts in memory"
+        refuse([Problem(name, message) for name, value in idle.items() if value is not None])
         return annotations_frame(self.annotate(texts), self.task)
 
     def _predict_files(
@@ -202,7 +226,7 @@ class Result:
         Raises:
             ConfigurationError: The folder is not empty, or the run left no adapter to keep.
         """
-        opened = open_result(self.folder, self._overrides, client=self.client, dequantized=not adapter)
+        opened = open_result(self._place, self._overrides, client=self.client, dequantized=not adapter)
         exporting.export(
             opened,
             Path(out),
@@ -222,7 +246,7 @@ class Result:
         from fedstrata.record.report import write_report  # noqa: PLC0415 - matplotlib, heavy
 
         file = Path(out) if out is not None else self.folder / "report.html"
-        write_report([self.folder], file)
+        write_report([self._place], self._place / "report.html" if out is None else file)
         return file
 
     def plot(self) -> Figure:
@@ -248,8 +272,9 @@ class Result:
         return f"Result({str(self.folder)!r}, {self.state})"
 
     @cached_property
+    @with_argument_names
     def _opened(self) -> OpenedResult:
-        return open_result(self.folder, self._overrides, client=self.client)
+        return open_result(self._place, self._overrides, client=self.client)
 
 
 @with_argument_names

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pandas as pd
 
-from fedstrata.api.arguments import with_argument_names
+from fedstrata.api.arguments import kinds_in, with_argument_names
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.settings.yaml import shortened
 from fedstrata.data.partial_annotation import mark_unannotated
 from fedstrata.metrics import stats
 from fedstrata.record.words import SCHEMES
@@ -195,6 +197,7 @@ def scored(
         raise ConfigurationError([Problem("--types", "has no meaning with --as, which names the types")])
     if part is not None and run is None:
         raise ConfigurationError([Problem("--part", "has no meaning without --as, which names the run")])
+    refuse([*_misfits(sides, types, draws)])
     documents = [
         document_pairs.read_documents(Path(side), *formats.of(predicted=bool(number)))
         if isinstance(side, str | Path)
@@ -215,3 +218,25 @@ def scored(
     compared = differences(found[0], found[1], draws.seed) if len(found) > 1 else {}
     places = [Path(side) if isinstance(side, str | Path) else Path(name) for name, side in sides.items()]
     return Scores(found, compared, draws, places)
+
+
+def _misfits(sides: Mapping[str, Any], types: Any, draws: Draws) -> Iterator[Problem]:
+    """Yields what is wrong with what was given from Python; a command has looked at its options."""
+    for name, side in sides.items():
+        if isinstance(side, str | Path):
+            continue
+        if not isinstance(side, list | tuple) or not all(isinstance(each, Document) for each in side):
+            message = "must be a path, or a list of documents (fedstrata.Document)"
+            yield Problem(name, f"{message}, not {kinds_in(side)}")
+            continue
+        ids = Counter((document.site, document.id) for document in side)
+        if twice := next((own for (_, own), times in ids.items() if times > 1), None):
+            yield Problem(name, f"has the document {twice!r} twice")
+    if isinstance(types, str):
+        yield Problem("types", "must be a list of types, or a mapping to new names, not one text")
+    for option, count in (("instances", draws.instances), ("resamples", draws.resamples)):
+        least = 1 if option == "resamples" else 0
+        if not isinstance(count, int) or count < least:
+            yield Problem(option, f"must be a whole number from {least}, not {shortened(count)}")
+    if not isinstance(draws.level, float) or not 0 < draws.level < 1:
+        yield Problem("level", f"must be a share between 0 and 1, not {shortened(draws.level)}")

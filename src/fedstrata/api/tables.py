@@ -31,7 +31,9 @@ def annotations_frame(documents: Sequence[Document], task: Task) -> pd.DataFrame
     if "spans" in task.gives:
         rows = [row for document in documents for row in _mentions(document)]
         return pd.DataFrame(rows, columns=["document", *_MENTION])
-    return pd.DataFrame([_whole(document, task) for document in documents])
+    whole = [name for name in ("labels", "text_pair") if name in task.gives]
+    rows = [_whole(document, task) for document in documents]
+    return pd.DataFrame(rows) if rows else pd.DataFrame(columns=["document", *whole])
 
 
 def _mention(document: Document, span: Span, prefix: str = "") -> dict[str, Any]:

@@ -238,11 +238,25 @@ def resumable(
         raise ConfigurationError([Problem(named_by, message)])
     if command is not None and (other := _other_way(folder, command)):
         raise ConfigurationError([Problem(named_by, f"{folder} holds {other}")])
+    _find_inputs(folder)
     source = read_source(file or stored, overrides)
     require_same_settings(folder, source, may_change=may_change)
     if source.values.get("threads") is None:  # sums depend on how many they were
         source.values["threads"] = read_source(stored, []).values.get("threads")
     return source
+
+
+def _find_inputs(folder: Path) -> None:
+    """Names anew where a run's directory has its documents and its model, once it has been moved."""
+    stored, changed = read_source(folder / SETTINGS, []).values, False
+    for section, name in (("data", "path"), ("model", "name"), ("model", "weights")):
+        values = stored.get(section)
+        kept = Path(str(values.get(name))) if isinstance(values, dict) else Path()
+        here = folder.absolute() / INPUTS / kept.name
+        if kept.is_absolute() and kept.parent.name == INPUTS and here.exists() and not kept.exists():
+            stored[section][name], changed = str(here), True
+    if changed:
+        write_atomically(folder / SETTINGS, [as_document(stored)])
 
 
 def _other_way(folder: Path, command: str) -> str:

@@ -1,7 +1,7 @@
 """Reads a configuration (`yaml.py`) and remembers where every value was set."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import UnionType
@@ -18,6 +18,8 @@ SettingsType = TypeVar("SettingsType", bound=BaseModel)
 
 COMMAND_LINE = "the command line"
 """The origin of an override."""
+LONGEST_SHOWN = 100
+"""Characters of a value that a message quotes."""
 _PLAIN = {"integer": "a whole number", "number": "a number", "list": "a list", "string": "a text"}
 """What pydantic calls a valid one, as people say it."""
 
@@ -264,7 +266,13 @@ def _message(
 
 
 def _given(value: object) -> str:
-    return "null" if value is None else repr(value)
+    """Returns a value as a message shows it; of what may be the text of a note only how much it is."""
+    shown = "null" if value is None else repr(value)
+    if len(shown) <= LONGEST_SHOWN and "\\n" not in shown:
+        return shown
+    if isinstance(value, str):
+        return f"a text of {len(value)} characters"
+    return f"a {type(value).__name__}" + (f" of {len(value)}" if isinstance(value, Sized) else "")
 
 
 def _unknown_key(model: type[BaseModel], names: Sequence[str], values: Any) -> str:

@@ -340,6 +340,12 @@ def read(path: str, settings: DatasetSettings, columns: ColumnSettings) -> Itera
             yield table.source, document
 
 
+def _listed(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a row with lists for tuples, and for arrays, which a frame holds that was read from parquet."""
+    own = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in row.items()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in own.items()}
+
+
 def is_table(table: Any) -> bool:
     """Whether something in memory is a `datasets.Dataset` or a pandas frame; neither library is imported."""
     return hasattr(table, "column_names") or (hasattr(table, "columns") and hasattr(table, "itertuples"))
@@ -363,7 +369,11 @@ def read_table(table: Any, columns: ColumnSettings, *, name: str, site: str, spl
     if hasattr(table, "column_names"):
         rows = _loaded(source, name, table)
     else:
-        plain = table.astype(object).where(table.notna(), None).to_dict("records")
-        rows = _Rows(source, name, list(map(str, table.columns)), [(None, row) for row in plain], {})
+        names = list(map(str, table.columns))
+        if twice := [column for column in names if names.count(column) > 1]:
+            message = f"{name} has two columns {twice[0]!r}, of which one would be read"
+            raise ConfigurationError([Problem("data.columns", message)])
+        plain = table.astype(object).where(table.notna(), None).set_axis(names, axis=1).to_dict("records")
+        rows = _Rows(source, name, names, [(None, _listed(row)) for row in plain], {})
     _check_columns(rows, columns)
     return list(_documents(rows, columns))

@@ -1,0 +1,227 @@
+"""What a first user gets wrong from Python: it is told in one message, which quotes no note."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from support import TINY_SETTINGS, report_nothing
+
+import fedstrata as fs
+from fedstrata.api.inputs import documents_of
+from fedstrata.api.options import source_of
+from fedstrata.engine.check import check_settings
+
+NOTE = "Mr Smith of 12 Elm Road has a secret illness."
+NOTES = [fs.Document(str(number), f"{NOTE} {number}", site="x") for number in range(3)]
+FRAME = pd.DataFrame({"note": [NOTE, NOTE], "site": ["x", "y"]})
+QUIET: Mapping[str, Any] = {"progress": False}
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    report_nothing(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"settings": {"data": NOTES}},
+        {"settings": {"data.path": NOTES}},
+        {"config": {"data": NOTES}},
+        {"config": {"data": FRAME}},
+        {"data": {"text": NOTE * 5}},
+        {"task": NOTES},
+        {"method": NOTES},
+        {"model": NOTES},
+        {"training": FRAME},
+        {"training": {"epochs": NOTE * 5}},
+        {"data": FRAME, "columns": {"text": FRAME["note"]}},
+        {"data": FRAME, "columns": NOTES},
+    ],
+)
+def test_documents_in_a_wrong_place_are_refused_and_not_quoted(given: dict[str, Any]) -> None:
+    with pytest.raises(fs.ConfigurationError) as refused:
+        fs.run(**given, **QUIET)
+    assert "Smith" not in str(refused.value)
+
+
+def test_sites_may_be_called_as_settings_are() -> None:
+    """A site `path` or `text` is a site where it has documents."""
+    found = documents_of({"path": [replace(NOTES[0], site="")], "text": [replace(NOTES[1], site="")]})
+    assert [document.site for document in found] == ["path", "text"]
+
+
+def test_no_documents_are_not_the_synthetic_ones() -> None:
+    for nothing in ({}, pd.DataFrame({"text": []})):
+        with pytest.raises(fs.ConfigurationError, match="holds no documents"):
+            fs.run(data=nothing, **QUIET)
+    assert not Path("runs").exists()
+
+
+def test_documents_by_split_are_split_as_tables_are() -> None:
+    """Those of `test` are no site that trains."""
+    own = [replace(document, site="") for document in NOTES]
+    found = documents_of({"train": own[:2], "test": own[2:]})
+    assert [document.metadata["split"] for document in found] == ["train", "train", "test"]
+    with pytest.raises(fs.ConfigurationError, match="'train', a part of the split, beside 'unsupervised'"):
+        documents_of({"train": own[:2], "unsupervised": own[2:]})
+    with pytest.raises(fs.ConfigurationError, match="nan is no name of a site"):
+        documents_of({float("nan"): own})
+
+
+@pytest.mark.parametrize(
+    ("document", "wrong"),
+    [
+        (fs.Document(1, NOTE), "`id` must hold text, not int"),  # type: ignore[arg-type]
+        (fs.Document("1", None), "`text` must hold text, not NoneType"),  # type: ignore[arg-type]
+        (fs.Document("1", f"{NOTE}\ud800"), "`text` holds half of a surrogate pair"),
+        (fs.Document("1", NOTE, labels={"a"}), "`labels` must be a tuple, not set"),  # type: ignore[arg-type]
+        (fs.Document("1", NOTE, labels="ab"), "`labels` must be a tuple, not str"),  # type: ignore[arg-type]
+        (fs.Document("1", NOTE, metadata={"patient": 3}), "`metadata` must hold text, not int"),  # type: ignore[dict-item]
+        (fs.Document("1", NOTE, (fs.Span(0, 1.5, "a"),)), "a span must begin and end at whole"),  # type: ignore[arg-type]
+    ],
+)
+def test_a_document_of_wrong_types_is_named_by_its_place(document: fs.Document, wrong: str) -> None:
+    with pytest.raises(fs.ConfigurationError) as refused:
+        documents_of({"x": [NOTES[0], document]})
+    assert f"document 2 of 'x': {wrong}" in str(refused.value)
+    assert "Smith" not in str(refused.value)
+
+
+def test_columns_are_of_tables() -> None:
+    with pytest.raises(fs.ConfigurationError, match="columns: has no meaning with documents"):
+        fs.run(data=NOTES, columns={"text": "note"}, **QUIET)
+    with pytest.raises(fs.ConfigurationError, match="did you mean 'text'"):
+        fs.run(data=FRAME, columns={"tezt": "note"}, **QUIET)
+
+
+def test_frames_may_have_numbers_for_names_and_arrays_in_cells() -> None:
+    """As one that was read from parquet has."""
+    frame = pd.DataFrame({0: ["a", "b"], 1: [np.array(["x", "y"]), ("x",)]}, index=[7, 7])
+    found = documents_of(frame, fs.settings.ColumnSettings(text="0", labels="1"))
+    assert [(each.text, each.labels) for each in found] == [("a", ("x", "y")), ("b", ("x",))]
+    twice = pd.DataFrame([["a", "b"]], columns=["text", "text"])
+    with pytest.raises(fs.ConfigurationError, match="two columns 'text'"):
+        documents_of(twice, fs.settings.ColumnSettings(text="text"))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"training": fs.settings.FederationSettings()}, "training: must be .* TrainingSettings, not Feder"),
+        ({"method": fs.tasks.NamedEntityRecognition()}, "method: must be .*Method, not NamedEntity"),
+        ({"task": fs.methods.FedAvg()}, "task: must be .*Task, not FedAvg"),
+        ({"adapter": fs.settings.ModelSettings()}, "adapter: must be .*LoraSettings.*, not ModelSettings"),
+        ({"rounds": fs.settings.SplitSettings()}, "rounds: must be a plain value, not SplitSettings"),
+        ({"settings": ["a=1"]}, "settings: must be a mapping of dotted paths .*, not list"),
+        ({"settings": {1: 2}}, "settings: must be a mapping of dotted paths"),
+    ],
+)
+def test_an_object_of_another_section_is_one_problem(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(fs.ConfigurationError, match=told) as refused:
+        source_of(None, given)
+    assert len(refused.value.problems) == 1
+
+
+def test_numbers_of_numpy_and_objects_within_sections_are_plain_values() -> None:
+    given = {
+        "rounds": np.int64(3),
+        "settings": {"data.split": fs.settings.SplitSettings(train=0.6, test=0.3)},
+        "training": {"learning_rate": np.float64(0.5)},
+    }
+    read = check_settings(source_of(None, given)).settings
+    assert (read.federation.rounds, read.data.split.train, read.training.learning_rate) == (3, 0.6, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "told"),
+    [
+        ({"methods": []}, "methods", "at least one"),
+        ({"methods": "fedavg"}, "methods", "not str"),
+        ({"methods": [fs.methods.FedAvg]}, "methods", "not the class FedAvg"),
+        ({"methods": [3]}, "methods", "not int"),
+        ({"methods": ["fedavg", fs.methods.FedAvg()]}, "methods", "'fedavg' is there twice"),
+        ({"methods": ["fedavg"], "method": "fedprox"}, "method", "no meaning with methods"),
+        ({"methods": ["fedavg"], "seed": 1}, "seed", "seeds of the comparison"),
+        ({"methods": ["fedavg"], "seeds": 3}, "seeds", "not int"),
+        ({"grid": {"training.learning_rate": 0.1}}, "grid.training.learning_rate", "not float"),
+        ({"grid": {"device": "cpu"}}, "grid.device", "not str"),
+        ({"grid": ["a"]}, "grid", "not list"),
+        ({"jobs": 0}, "jobs", "not 0"),
+        ({"config": []}, "config", "at least one file"),
+    ],
+)
+def test_wrong_arguments_of_a_comparison(given: dict[str, Any], path: str, told: str) -> None:
+    with pytest.raises(fs.ConfigurationError) as refused:
+        fs.compare(**given, out="compared", **QUIET)
+    assert [(problem.path, told in problem.message) for problem in refused.value.problems] == [(path, True)]
+    assert not Path("compared").exists()
+
+
+@pytest.mark.parametrize(
+    ("call", "path"),
+    [
+        (lambda: fs.score({"x": NOTES}, NOTES), "gold"),
+        (lambda: fs.score([NOTE], NOTES), "gold"),
+        (lambda: fs.score(NOTES, [*NOTES, NOTES[0]]), "predicted"),
+        (lambda: fs.score(NOTES, NOTES, types="drug"), "types"),
+        (lambda: fs.score(NOTES, NOTES, level=95), "level"),
+        (lambda: fs.score(NOTES, NOTES, resamples=-1), "resamples"),
+        (lambda: fs.read("x", fs.Reader), "format"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_of_scores_and_readers(call: Callable[[], Any], path: str) -> None:
+    with pytest.raises(fs.ConfigurationError) as refused:
+        call()
+    assert [problem.path for problem in refused.value.problems] == [path]
+    assert "Smith" not in str(refused.value)
+
+
+def test_what_a_message_calls_the_annotated_side() -> None:
+    with pytest.raises(fs.ConfigurationError) as refused:
+        fs.score(NOTES, NOTES[1:])
+    assert "lacks documents of gold: '0'" in str(refused.value)
+
+
+def tiny() -> dict[str, Any]:
+    """Arguments of a run of seconds on documents that are given."""
+    own = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("data.synthetic")}
+    return {"data": fs.synth(sites=2, notes=8), "method": "fedavg", "task": "ner", "rounds": 1} | {
+        "settings": own,
+        **QUIET,
+    }
+
+
+def test_a_run_is_found_after_it_or_the_working_folder_has_moved(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    result = fs.run(**tiny(), out="run")
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    assert list(result.predict(["No fever."]).columns) == ["document", "start", "end", "label", "text"]
+    (tmp_path / "run").rename(tmp_path / "below" / "moved")
+    assert len(fs.resume("moved", rounds=2, progress=False).history) == 2
+
+
+def test_what_is_asked_of_a_result_in_a_wrong_way() -> None:
+    """Names of columns are no texts, and no client has the scores of one that is not there."""
+    result = fs.run(**tiny(), out="run")
+    for wrong in (FRAME, {"x": NOTES}, 3, [3], [fs.Document("1", None)]):  # type: ignore[arg-type]
+        with pytest.raises(fs.ConfigurationError, match="texts: "):
+            result.predict(wrong)  # type: ignore[arg-type]
+    assert list(result.predict(FRAME["note"]).columns)
+    with pytest.raises(fs.ConfigurationError, match="format: is for a path"):
+        result.predict(["a"], format="brat")
+    with pytest.raises(fs.ConfigurationError, match="client: must be one of site-1, site-2, not 'north'"):
+        fs.load("run", client="north")
+    with pytest.raises(fs.ConfigurationError, match=r"devise: .*\[from the argument settings\]"):
+        assert fs.load("run", settings={"devise": "cpu"}).model
+    with pytest.raises(fs.ConfigurationError, match=r"- client: must be left out"):
+        assert fs.load("run", client="site-1").model
