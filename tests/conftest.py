@@ -28,6 +28,18 @@ settings.register_profile("fedstrata", deadline=None, derandomize=True)
 settings.load_profile("fedstrata")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Iterator[None]:
+    """A file of tests that cannot be imported is a failure.
+
+    The collector of doctests, which comes first, skips it, and what it has half imported has no tests then.
+    """
+    report = yield
+    if report.skipped and "unable to import module" in str(report.longrepr):
+        report.outcome = "failed"
+    return report
+
+
 def pytest_collection_finish() -> None:
     """What collecting made stays to the end: no collector of garbage need look through it again.
 

@@ -165,6 +165,12 @@ def test_arguments_are_objects_mappings_or_names() -> None:
     assert (read[0].method["mu"], read[0].training.epochs) == (0.5, 2)
 
 
+def test_a_configuration_may_be_settings_as_they_were_read() -> None:
+    first = check_settings(source_of(None, {"rounds": 7, "method": "fedprox"})).settings
+    again = check_settings(source_of(first, {"seed": 3})).settings
+    assert again.model_dump() == first.model_dump() | {"seed": 3}
+
+
 def test_a_class_in_place_of_an_object_is_refused() -> None:
     with pytest.raises(fs.ConfigurationError, match=r"FedProx\(\.\.\.\)"):
         fs.run(method=fs.methods.FedProx, progress=False)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
 
-Config: TypeAlias = "str | Path | Mapping[str, Any] | None"
+Config: TypeAlias = "str | Path | Mapping[str, Any] | RunSettings | None"
 """A configuration: a YAML file, nested settings, or none for the settings' own defaults."""
 OnEvent: TypeAlias = Callable[[str, Mapping[str, Any]], object]
 """Told of every event of a run as it happens: its kind, and the facts that the record has of it."""
@@ -104,8 +104,10 @@ def source_of(config: Config, options: Mapping[str, Any]) -> Source:
     """
     if isinstance(config, str | Path):
         source = read_source(Path(config), [])
-    elif config is None or isinstance(config, Mapping):
-        values = _plain("", config or {})
+    elif config is None or isinstance(config, Mapping | RunSettings):
+        values = (
+            config.model_dump(mode="json") if isinstance(config, RunSettings) else _plain("", config or {})
+        )
         source = Source(values, {path: "the mapping given" for path, _ in flatten(values)})
     else:
         raise TypeError(f"a configuration is a file or a mapping, not {type(config).__name__}")

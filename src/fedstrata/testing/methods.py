@@ -67,6 +67,9 @@ def check_method(method: Method, /, **options: Unpack[Options]) -> list[str]:
                 whole = runs.state("whole", watched(judge))
             finally:
                 judge.require()  # first: a server half fails over what nobody declared
+        with contract.clause("its settings are after a run what they were before"):
+            if experiment.method.model_dump() != prepare(runs.source()).method.model_dump():
+                raise AssertionError("they have changed while it ran")
         if whole is not None:
             _check_engines(contract, runs, experiment.method, whole)
             _check_privacy(contract, runs, experiment.method, whole)
@@ -121,6 +124,8 @@ class _Judge:
             check_update(update)
         except Exception as error:
             self._wrong.append(f"{order.handler} of {order.client} in round {order.round}: {error}")
+        if texts := [name for name, value in update.values.items() if _has_text(value)]:
+            self._wrong.append(f"{order.handler} sends text as {texts[0]!r}, where numbers travel")
         private = set(self._method.private(layout)) & update.tensors.keys()
         if private:
             self._wrong.append(f"{order.handler} sends {sorted(private)[0]}, which it says stays at home")
@@ -131,6 +136,13 @@ class _Judge:
             raise AssertionError(
                 self._wrong[0] + (f" (and {len(self._wrong) - 1} more)" * (len(self._wrong) > 1))
             )
+
+
+def _has_text(value: Any) -> bool:
+    """Whether a value has text in it anywhere but in names."""
+    if isinstance(value, Mapping):
+        return any(map(_has_text, value.values()))
+    return isinstance(value, str) or (isinstance(value, list | tuple) and any(map(_has_text, value)))
 
 
 def _check_engines(contract: Contract, runs: TinyRuns, method: Method, whole: State) -> None:
