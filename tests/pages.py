@@ -10,10 +10,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
+import pytest
 from support import REPOSITORY
+
+from fedstrata.cli import main as cli
 
 PROGRAMS = (".venv/bin/fedstrata", "fedstrata", "make", "python -m")
 
@@ -68,8 +72,11 @@ def follow(text: str, folder: Path, *, python: bool = True) -> list[str]:
                 program, *arguments = shlex.split(line.removesuffix("&"))
                 if program == "make":
                     continue
-                module = [] if program == "python" else ["-m", "fedstrata"]
-                behind.append(_started([*module, *arguments], folder))
+                if not (behind or line.endswith("&") or program == "python"):
+                    _call(arguments, folder)
+                else:
+                    module = [] if program == "python" else ["-m", "fedstrata"]
+                    behind.append(_started([*module, *arguments], folder))
                 while behind and not line.endswith("&"):
                     _require_success(behind.pop())
                 ran.append(arguments[0])
@@ -87,6 +94,17 @@ def _usual_port() -> Iterator[None]:
     with Path(tempfile.gettempdir(), f"fedstrata-tests-{os.getuid()}.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+def _call(arguments: list[str], folder: Path) -> None:
+    """Calls a command that nothing runs beside: a process of its own would spend seconds on imports."""
+    said = StringIO()
+    with pytest.MonkeyPatch.context() as patched, redirect_stdout(said), redirect_stderr(said):
+        patched.chdir(folder)
+        patched.setattr("sys.argv", ["fedstrata", *arguments])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+    assert not stop.value.code, f"{arguments}\n{said.getvalue()}"
 
 
 def _started(arguments: list[str], folder: Path) -> subprocess.Popen[str]:

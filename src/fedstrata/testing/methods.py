@@ -47,7 +47,7 @@ def check_method(method: Method, /, **options: Unpack[Options]) -> list[str]:
         ConfigurationError: The method cannot run with these options.
     """
     contract = Contract(f"method {method.name!r}")
-    given: dict[str, Any] = {"data": synth(sites=SITES, notes=8 * SITES)}
+    given: dict[str, Any] = {"data": synth(sites=SITES, notes=4 * SITES)}
     if "data" not in options and "task" not in options:
         named = {"data.types": TYPES, "task.types": TYPES}  # which private runs do not read from documents
         options["settings"] = {**named, **options.get("settings", {})}

@@ -43,7 +43,7 @@ def check_task(task: Task, /, **options: Unpack[Options]) -> list[str]:
         ConfigurationError: The task cannot run with these options.
     """
     contract = Contract(f"task {task.name!r}")
-    given: dict[str, Any] = {"data": synth(sites=3, notes=24)}
+    given: dict[str, Any] = {"data": synth(sites=3, notes=12)}
     with tempfile.TemporaryDirectory() as folder:
         runs = TinyRuns({**given, **options, "task": task}, Path(folder))
         with contract.clause("it describes itself as a configuration"):
