@@ -236,8 +236,7 @@ def test_a_package_of_plug_ins_is_found_where_it_is_installed(environment: Path,
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["method"], summary["task"]) == ("top_block", "caseless_mentions")
     assert "found_share" in summary["metrics"]["global"]
-    (begun,) = [each for each in read_events(tmp_path / "run" / "record.jsonl") if each["event"] == "start"]
-    assert begun["workers"] == 2
+    assert read_events(tmp_path / "run" / "record.jsonl")[0]["workers"] == 2
     listed = run_in(environment, tmp_path, "fedstrata", "methods")
     assert "from site-plugins 1.0" in listed
     assert "method gone from site-plugins 1.0 cannot be used: 'gone' cannot be imported" in listed
