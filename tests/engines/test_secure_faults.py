@@ -163,7 +163,7 @@ def test_a_site_that_is_killed_while_it_scores_costs_the_scores_alone(
 
 
 def require_something_learnt(scores: Mapping[str, float]) -> None:
-    """Skips the rest where the arithmetic of this processor teaches the tiny model nothing: 0 is 0 of anybody."""
+    """Skips the rest where a processor's arithmetic teaches the tiny model nothing: 0 is 0 of anybody."""
     if scores["f1"] == 0:
         pytest.skip("the tiny model has learnt nothing on this machine")
 
