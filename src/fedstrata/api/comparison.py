@@ -13,10 +13,10 @@ from scipy import stats
 
 from fedstrata.api.arguments import with_argument_names
 from fedstrata.api.inputs import kept_if_begun
-from fedstrata.api.options import OBJECTS, Config, Options, section_of, source_of
+from fedstrata.api.options import Config, Options, section_of, source_of
 from fedstrata.api.result import Result
 from fedstrata.api.running import with_objects
-from fedstrata.comparing.check import check_comparison
+from fedstrata.comparing.check import check_comparison, folder_problems
 from fedstrata.comparing.compare import LOCK
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.settings.base import Settings
@@ -216,9 +216,8 @@ def compare(
         display.say("checking every run ...")
     refuse([*_misfits(config, methods, grid, seeds, jobs, options)])
     files = config if isinstance(config, Sequence) and not isinstance(config, str) else [config]
-    settings = {name: value for name, value in options.items() if name not in OBJECTS}
     sources = {
-        str(file) if isinstance(file, str | Path) else "comparison": source_of(file, settings)
+        str(file) if isinstance(file, str | Path) else "comparison": source_of(file, options)
         for file in files
     }
     first = next(iter(sources.values()))
@@ -226,8 +225,7 @@ def compare(
         assign(first, f"{SECTION}.{path}", value, f"the argument {path}")
     name = "-".join(str(source.values.get("name", Path(file).stem)) for file, source in sources.items())
     folder = Path(out) if out is not None else Path("comparisons") / (folder_name(name) or "comparison")
-    if folder.exists() and not folder.is_dir():
-        raise ConfigurationError([Problem("out", f"{folder} is a file; name a folder")])
+    refuse([*folder_problems(folder)])  # before anything is kept in it
     with kept_if_begun(folder, LOCK):
         for source in sources.values():
             with_objects(source, options, folder)

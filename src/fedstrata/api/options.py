@@ -96,7 +96,7 @@ def source_of(config: Config, options: Mapping[str, Any]) -> Source:
 
     Args:
         config: What the arguments are laid over.
-        options: The arguments, of `Options`, but for those that are objects (`api.inputs`).
+        options: The arguments, of `Options`; see `lay`.
 
     Raises:
         ConfigurationError: The file cannot be read, or an argument is unknown; all such problems at once.
@@ -116,7 +116,7 @@ def source_of(config: Config, options: Mapping[str, Any]) -> Source:
 
 
 def lay(source: Source, options: Mapping[str, Any]) -> None:
-    """Lays keyword arguments over a configuration.
+    """Lays keyword arguments over a configuration, but for those that are objects (`api.inputs`).
 
     Raises:
         ConfigurationError: An argument is unknown, or has no place; all such problems at once.
@@ -129,8 +129,9 @@ def lay(source: Source, options: Mapping[str, Any]) -> None:
         for path in single
         if path in arguments
     ]
-    for name, value in [*options.items(), *single.items()]:
-        if name == "settings" or value is None:
+    given = {name: value for name, value in options.items() if name not in ("settings", *OBJECTS)}
+    for name, value in [*given.items(), *single.items()]:
+        if value is None:
             continue
         path = SHORT.get(name, name)
         origin = f"the argument {name}" if name not in single else "the argument settings"

@@ -124,7 +124,7 @@ def run(
         ... )
     """
     display = _display(progress)
-    source = source_of(config, {name: value for name, value in options.items() if name not in OBJECTS})
+    source = source_of(config, options)
     folder = _folder_of(source, out)
     require_free_folder(folder, named_by="out", way="go on with fedstrata.resume")
     with kept_if_begun(folder, SETTINGS):
@@ -202,15 +202,10 @@ def plan(
         ConfigurationError: With every problem that could be found.
     """
     with tempfile.TemporaryDirectory() as folder:
-        made = make_plan(configured(config, options, Path(folder)), folder=Path(out), seconds=seconds)
+        source = source_of(config, options)
+        with_objects(source, options, Path(folder))
+        made = make_plan(source, folder=Path(out), seconds=seconds)
     return ShownPlan(**{field.name: getattr(made, field.name) for field in fields(made)})
-
-
-def configured(config: Config, options: Mapping[str, Any], folder: Path) -> Source:
-    """Returns the configuration of `run`'s arguments; objects are kept in a folder."""
-    source = source_of(config, {name: value for name, value in options.items() if name not in OBJECTS})
-    with_objects(source, options, folder)
-    return source
 
 
 def with_objects(source: Source, options: Mapping[str, Any], folder: Path) -> None:

@@ -69,7 +69,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
         ConfigurationError: With every problem that was found.
     """
     folder = folder.absolute()
-    problems = list(_folder_problems(folder))
+    problems = list(folder_problems(folder))
     found: dict[str, list[Problem]] = {}
     rows = []
     for row in sweep.rows:
@@ -251,7 +251,8 @@ def _of_each_trial(row: RowPlan) -> Iterator[Checked]:
     return (next(iter(cells.values())).checked for cells in row.trials.values())
 
 
-def _folder_problems(folder: Path) -> Iterator[Problem]:
+def folder_problems(folder: Path) -> Iterator[Problem]:
+    """Yields why a comparison cannot be kept in a folder; what was given to it as objects may be there."""
     if folder.exists() and not folder.is_dir():
         yield Problem("--out", f"{folder} is a file; name a folder")
         return

@@ -94,11 +94,8 @@ class TinyRuns:
         source = Source()
         single = {name.replace("__", "."): value for name, value in settings.items()}
         own = dict(self.options.get("settings") or {})
-        plain = {
-            name: value for name, value in self.options.items() if name not in ("data", "columns", "settings")
-        }
         lay(source, {"settings": USUAL})
-        lay(source, plain | {"settings": own | single})
+        lay(source, {**self.options, "settings": own | single})
         with_objects(source, self.options, self.folder)
         return source
 
@@ -110,8 +107,13 @@ class TinyRuns:
         resume: bool = False,
         **settings: Any,
     ) -> State:
-        """Runs, or goes on with a run, and returns the state after its last round."""
+        """Runs, or goes on with a run, and returns the state after its last round.
+
+        Raises:
+            AssertionError: The method or the task has changed its own settings.
+        """
         experiment = prepare(self.source(**settings))
+        before = experiment.method.model_dump(), experiment.task.model_dump()
         folder = self.folder / name
         folder.mkdir(exist_ok=True)
         write_documents(experiment.clients, folder / "documents.json")
@@ -120,7 +122,31 @@ class TinyRuns:
         if resume:
             run.load()
         run.execute(resume=resume)
+        if (experiment.method.model_dump(), experiment.task.model_dump()) != before:
+            raise AssertionError("settings of the method or the task have changed while it ran")
         return Checkpoints(folder / "checkpoints").load(experiment.settings.federation.rounds)[1]
+
+
+def check_engines(
+    contract: Contract, runs: TinyRuns, whole: State, why_only_here: str, *, at_once: bool = True
+) -> None:
+    """Looks at whether a run comes to the same numbers when it is resumed, and on two workers.
+
+    Args:
+        contract: Whose clauses these are.
+        runs: Runs of it.
+        whole: The state after one that was not interrupted.
+        why_only_here: Why no worker can have what is checked; empty if one can.
+        at_once: Whether clients of it may compute at the same time.
+    """
+    with contract.clause("a resumed run comes to the numbers of an uninterrupted one"):
+        runs.state("resumed", federation__rounds=1)
+        require_same(runs.state("resumed", resume=True), whole)
+    if at_once and why_only_here:
+        contract.held.append(f"not looked at on two workers: {why_only_here}")
+    elif at_once:
+        with contract.clause("two workers come to the numbers of one process"):
+            require_same(runs.state("workers", workers=2), whole)
 
 
 def watched(seen: Callable[[Any, Update, LocalEngine], None]) -> Callable[..., LocalEngine]:

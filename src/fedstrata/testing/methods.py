@@ -20,7 +20,7 @@ from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.remote.turns import check_trained, check_update
 from fedstrata.methods import METHODS
-from fedstrata.testing.contract import Contract, TinyRuns, require_same, watched
+from fedstrata.testing.contract import Contract, TinyRuns, check_engines, require_same, watched
 from fedstrata.wire import frame
 
 TYPES = ["drug", "problem", "test", "treatment"]
@@ -67,11 +67,10 @@ def check_method(method: Method, /, **options: Unpack[Options]) -> list[str]:
                 whole = runs.state("whole", watched(judge))
             finally:
                 judge.require()  # first: a server half fails over what nobody declared
-        with contract.clause("its settings are after a run what they were before"):
-            if experiment.method.model_dump() != prepare(runs.source()).method.model_dump():
-                raise AssertionError("they have changed while it ran")
         if whole is not None:
-            _check_engines(contract, runs, experiment.method, whole)
+            at_once = not experiment.method.pooled and experiment.method.divides("") is None
+            why_only_here = METHODS.why_only_here(METHODS.name_of(type(method)))
+            check_engines(contract, runs, whole, why_only_here, at_once=at_once)
             _check_privacy(contract, runs, experiment.method, whole)
     return contract.require()
 
@@ -143,19 +142,6 @@ def _has_text(value: Any) -> bool:
     if isinstance(value, Mapping):
         return any(map(_has_text, value.values()))
     return isinstance(value, str) or (isinstance(value, list | tuple) and any(map(_has_text, value)))
-
-
-def _check_engines(contract: Contract, runs: TinyRuns, method: Method, whole: State) -> None:
-    with contract.clause("a resumed run comes to the numbers of an uninterrupted one"):
-        runs.state("resumed", federation__rounds=1)
-        require_same(runs.state("resumed", resume=True), whole)
-    if method.pooled or method.divides("") is not None:
-        return  # nothing of it is computed at once
-    if why := METHODS.why_only_here(METHODS.name_of(type(method))):
-        contract.held.append(f"not looked at on two workers: {why}")
-        return
-    with contract.clause("two workers come to the numbers of one process"):
-        require_same(runs.state("workers", workers=2), whole)
 
 
 def _check_privacy(contract: Contract, runs: TinyRuns, method: Method, whole: State) -> None:

@@ -16,11 +16,12 @@ from fedstrata.core.documents import Document
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import DATA_CORRUPTIONS
 from fedstrata.core.task import Task
+from fedstrata.core.types import State
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.metrics.counts import added
 from fedstrata.record.words import COUNTED
 from fedstrata.tasks import TASKS
-from fedstrata.testing.contract import Contract, TinyRuns, require_same
+from fedstrata.testing.contract import Contract, TinyRuns, check_engines
 from fedstrata.train.evaluate import answer
 
 
@@ -57,15 +58,11 @@ def check_task(task: Task, /, **options: Unpack[Options]) -> list[str]:
             again = experiment.task.restored(experiment.task.classes)
             if again.classes != experiment.task.classes:
                 raise AssertionError(f"its classes are {again.classes} then, not {experiment.task.classes}")
-        with contract.clause("a resumed run comes to the numbers of an uninterrupted one"):
+        whole: State | None = None
+        with contract.clause("it is trained to its end"):
             whole = runs.state("whole")
-            runs.state("resumed", federation__rounds=1)
-            require_same(runs.state("resumed", resume=True), whole)
-        if why := TASKS.why_only_here(TASKS.name_of(type(task))):
-            contract.held.append(f"not looked at on two workers: {why}")
-            return contract.require()
-        with contract.clause("two workers come to the numbers of one process"):
-            require_same(runs.state("workers", workers=2), runs.state("one"))
+        if whole is not None:
+            check_engines(contract, runs, whole, TASKS.why_only_here(TASKS.name_of(type(task))))
     return contract.require()
 
 
