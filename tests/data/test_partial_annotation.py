@@ -8,7 +8,15 @@ import pytest
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.data.partial_annotation import mark_unannotated, require_sites, set_relations_aside
+from fedstrata.data.partial_annotation import (
+    as_if_complete,
+    declare,
+    mark_unannotated,
+    require_sites,
+    set_relations_aside,
+    types_missing,
+)
+from fedstrata.data.select import keep_types, select_types
 
 BOTH = Document(
     "b",
@@ -38,3 +46,42 @@ def test_an_unknown_site_is_told() -> None:
     require_sites(["one"], [BOTH, OTHER])
     with pytest.raises(ConfigurationError, match=r"task.mentions_only.*a site 'three'.*'one', 'two'"):
         require_sites(["three"], [BOTH, OTHER])
+
+
+DRUGS = replace(BOTH, id="d", spans=(Span(0, 6, "drug"),), relations=(), site="two")
+
+
+def test_what_a_site_does_not_annotate_is_left_out() -> None:
+    """All of it at its own documents; those of other sites stay as they are."""
+    ours, theirs = declare([BOTH, DRUGS], {"one": ["problem"]}, (), "data.annotates")
+    assert ours.spans == (Span(7, 11, "problem"),)
+    assert (ours.relations, ours.lacks_relations, ours.annotates) == ((), True, frozenset({"problem"}))
+    assert theirs == DRUGS
+    with_relations, _ = declare([BOTH, DRUGS], ["problem", "severity"], (), "data.annotates")
+    assert (with_relations.relations, with_relations.lacks_relations) == (BOTH.relations, False)
+    assert as_if_complete([ours]) == (replace(ours, annotates=None, lacks_relations=False),)
+
+
+def test_names_that_are_nowhere_are_told_all_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        declare([BOTH, DRUGS], {"one": ["problm"], "three": ["drug"]}, (), "data.annotates")
+    told = str(caught.value)
+    assert "data.annotates: 'three' is no site of the documents, whose sites are 'one', 'two'" in told
+    assert "data.annotates.one: 'problm' is no type or label of the documents" in told
+    assert "did you mean 'problem'" in told
+    declare([BOTH], ["problem", "test"], {"test"}, "data.annotates")  # the task names it: others have it
+
+
+def test_a_name_for_several_types_was_looked_for_where_all_of_them_were() -> None:
+    types = {"problem": "finding", "severity": "finding", "drug": "drug"}
+    both, one = (replace(BOTH, annotates=frozenset(own)) for own in (["problem", "severity"], ["problem"]))
+    selected = select_types([both, replace(one, spans=(), relations=()), DRUGS], types)
+    assert [document.annotates for document in selected] == [{"finding"}, frozenset(), None]
+    kept = keep_types(replace(BOTH, spans=(), relations=(), annotates=frozenset({"finding"})), types)
+    assert kept.annotates == {"finding"}
+
+
+def test_types_that_a_site_lacks_without_saying_so_are_found() -> None:
+    assert types_missing([BOTH, DRUGS], "spans") == {"one": ["drug"], "two": ["problem", "severity"]}
+    declared = replace(DRUGS, annotates=frozenset({"drug", "severity"}))
+    assert types_missing([BOTH, declared], "spans") == {"one": ["drug"], "two": ["severity"]}

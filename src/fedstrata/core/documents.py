@@ -1,9 +1,10 @@
 """Documents and their annotations: what every reader gives and every task takes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
+from typing import Protocol, TypeVar
 
 MENTION_TYPES = ("problem", "test", "treatment", "drug")
 """The four clinical mention types of Fed-MedLoRA."""
@@ -16,6 +17,16 @@ MODIFIERS_OF: Mapping[str, tuple[str, ...]] = {
 
 MODIFIER_TYPES = tuple(sorted({modifier for allowed in MODIFIERS_OF.values() for modifier in allowed}))
 """The 16 modifier types."""
+
+
+class _OfType(Protocol):
+    """What has a type."""
+
+    @property
+    def label(self) -> str: ...
+
+
+Labelled = TypeVar("Labelled", bound=_OfType)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,6 +84,8 @@ class Document:
         text_pair: The second text, which may be empty, of a document that is a pair of texts; none for a
             single text. Spans are of the first.
         lacks_relations: Whether nobody looked for relations in it: that it has none then says nothing.
+        annotates: The types of mentions and relations and the labels that somebody looked for in it: that it
+            has none of another then says nothing. Everything was looked for if none.
     """
 
     id: str
@@ -84,6 +97,7 @@ class Document:
     metadata: Mapping[str, str] = field(default_factory=dict)
     text_pair: str | None = None
     lacks_relations: bool = False
+    annotates: frozenset[str] | None = None
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -94,6 +108,14 @@ class Document:
     def is_blank(self) -> bool:
         """Whether there is nothing but white space in it."""
         return not any(text.strip() for text in self.texts)
+
+    def looked_for(self, names: Iterable[str]) -> list[bool]:
+        """Returns of some types or labels whether somebody looked for them in the document."""
+        return [self.annotates is None or name in self.annotates for name in names]
+
+    def of_looked_for(self, found: Iterable[Labelled]) -> list[Labelled]:
+        """Returns of mentions or relations those of types that somebody looked for in the document."""
+        return [each for each in found if self.annotates is None or each.label in self.annotates]
 
     @property
     def patient(self) -> str:

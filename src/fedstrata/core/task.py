@@ -76,6 +76,8 @@ class Task(ExtraMetrics):
     """Whether a document can be scored only against annotations; if not, its text is enough."""
     reads_spans: ClassVar[bool] = False
     """Whether it learns mentions, or from them; if not, documents come without mentions and relations."""
+    knows_partial_annotation: ClassVar[bool] = False
+    """Whether it learns and scores nothing of what nobody looked for in a document; else that is absent."""
     generates: ClassVar[bool] = False
     """Whether its answers are written token by token; its examples are then those of an instruction."""
     template_field: ClassVar[str] = ""

@@ -7,12 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
-from fedstrata.data.partial_annotation import mark_unannotated, require_sites, set_relations_aside
+from fedstrata.data.partial_annotation import (
+    as_if_complete,
+    declare,
+    mark_unannotated,
+    require_sites,
+    set_relations_aside,
+)
 from fedstrata.data.partition import partition
 from fedstrata.data.patients import with_patients
 from fedstrata.data.select import select_labels, select_relations, select_types, types_of
@@ -53,6 +59,7 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
         task: Its task, as it is given; by it goes what of a document is read.
         apart: Whether other clients have documents elsewhere: what the task names need not occur in these.
     """
+    _require_effect(settings, task)
     seed, named = Seed(settings.seed), task.named
     absent = named if apart else ()
     documents = _prepared(task, read_documents(settings.data, seed, absent=absent))
@@ -62,6 +69,12 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
     require_sites(task.without_relations, parts.train)
     parts, server = set_aside(parts, settings.data.split, seed.child("server"))
     clients = partition(parts, settings.partition, seed.child("partition"))
+    if settings.data.not_annotated == "absent":
+        if all(document.annotates is None for document in parts.train):
+            message = "'absent' has no effect: every type is annotated everywhere; see data.annotates"
+            raise ConfigurationError([Problem("data.not_annotated", message)])
+        clients = {name: replace(own, train=as_if_complete(own.train)) for name, own in clients.items()}
+        server = as_if_complete(server)
     blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
     if blank:
         message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
@@ -115,7 +128,23 @@ def read_documents(
     usual = MIMIC_LABELS if settings.format == "mimic" else None
     documents = select_types(documents, settings.types, absent=absent)
     documents = select_relations(documents, settings, absent=absent)
-    return select_labels(documents, settings.labels, usual=usual, absent=absent)
+    documents = select_labels(documents, settings.labels, usual=usual, absent=absent)
+    return declare(documents, settings.annotates, absent, f"{section}.annotates")
+
+
+def _require_effect(settings: RunSettings, task: Task) -> None:
+    """Refuses to be told what is annotated by a task that takes all else for absent.
+
+    Raises:
+        ConfigurationError: It is told so.
+    """
+    if task.knows_partial_annotation:
+        return
+    outside = {f"data.external.{name}": corpus for name, corpus in settings.data.external.items()}
+    corpora: dict[str, CorpusSettings] = {"data": settings.data, **outside}
+    told = [f"{section}.annotates" for section, own in corpora.items() if own.annotates is not None]
+    message = f"has no meaning for task {task.name}, which knows no types or labels that may be unknown"
+    refuse([Problem(setting, message) for setting in told])
 
 
 def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[str, Split]:

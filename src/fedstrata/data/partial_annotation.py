@@ -1,10 +1,99 @@
-"""Sites that are annotated for some tasks only: which documents say nothing of relations."""
+"""Sites that are annotated for some types only: what nobody looked for in which documents.
 
-from collections.abc import Collection, Sequence
+That a document has no mention of a type says something only where somebody looked for that type. What was
+looked for is `Document.annotates`; tasks learn and score nothing of the rest. Documents say so themselves
+(JSON lines, `annotation.conf` of BRAT), or a configuration does (`data.annotates`).
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.settings.data import Annotates
+from fedstrata.data.select import keep_looked_for, types_of
+
+
+def declare(
+    documents: Sequence[Document], annotates: Annotates, known: Collection[str], setting: str
+) -> list[Document]:
+    """Marks what is annotated where, and leaves out what else there is.
+
+    Args:
+        documents: The corpus, with the types and labels that are kept, under the task's names.
+        annotates: Types and labels that somebody looked for: at all sites, or by site; sites that are not
+            named stay as their documents say. None leaves all as they are.
+        known: Further types and labels that may be named.
+        setting: Where it was set, for messages.
+
+    Raises:
+        ConfigurationError: A site is none of the corpus's, or a type or label is neither in the corpus nor
+            known.
+    """
+    if annotates is None:
+        return list(documents)
+    sites = {document.site for document in documents}
+    named = annotates if isinstance(annotates, Mapping) else dict.fromkeys(sites, annotates)
+    relations = types_of(documents, "relations")
+    names = {*types_of(documents, "spans"), *relations, *known}
+    names.update(label for document in documents for label in document.labels)
+    refuse([*_strangers(named, sites, setting, "site"), *_unknown(annotates, names, setting)])
+    looked = {site: frozenset(own) for site, own in named.items()}
+    return [
+        _declared(document, looked[document.site], relations) if document.site in looked else document
+        for document in documents
+    ]
+
+
+def _declared(document: Document, names: frozenset[str], relations: Collection[str]) -> Document:
+    lacks = document.lacks_relations or (bool(relations) and names.isdisjoint(relations))
+    return keep_looked_for(replace(document, annotates=names, lacks_relations=lacks))
+
+
+def _unknown(annotates: Annotates, names: Collection[str], setting: str) -> Iterator[Problem]:
+    by_site = annotates if isinstance(annotates, Mapping) else {"": annotates or ()}
+    for site, own in by_site.items():
+        yield from _strangers(own, names, f"{setting}.{site}".removesuffix("."), "type or label")
+
+
+def _strangers(named: Iterable[str], known: Collection[str], setting: str, what: str) -> Iterator[Problem]:
+    """Yields a problem for each name that is none of those known."""
+    there = ", ".join(sorted(map(repr, known))) or "(none)"
+    for name in named:
+        if name not in known:
+            message = f"{name!r} is no {what} of the documents, whose {what}s are {there}"
+            yield Problem(setting, f"{message}{did_you_mean(name, known, before='; ')}")
+
+
+def as_if_complete(documents: Iterable[Document]) -> tuple[Document, ...]:
+    """Returns documents as if everything had been looked for in them, which teaches that it is absent."""
+    return tuple(
+        document if document.annotates is None else replace(document, annotates=None, lacks_relations=False)
+        for document in documents
+    )
+
+
+def types_missing(documents: Iterable[Document], kind: str) -> dict[str, list[str]]:
+    """Returns by site the types that it has nowhere and that it does not leave out of what it annotates.
+
+    Args:
+        documents: Those of all sites.
+        kind: What has types: `spans` or `relations`.
+    """
+    by_site: dict[str, list[Document]] = {}
+    for document in documents:
+        by_site.setdefault(document.site, []).append(document)
+    found = {site: set(types_of(own, kind)) for site, own in by_site.items()}
+    every = set().union(*found.values())
+    missing = {
+        site: sorted(
+            label
+            for label in every - own
+            if any(all(document.looked_for([label])) for document in by_site[site])
+        )
+        for site, own in found.items()
+    }
+    return {site: own for site, own in missing.items() if own}
 
 
 def mark_unannotated(documents: Sequence[Document]) -> list[Document]:

@@ -107,6 +107,36 @@ def others(found: Iterable[tuple[str, str]], names: Sequence[str]) -> list[tuple
     return sorted(first.items())
 
 
+def looked_for_as(
+    names: frozenset[str] | None, renamed: Mapping[str, str], *, already: bool = False
+) -> frozenset[str] | None:
+    """Returns what was looked for in a document when its types or labels have other names.
+
+    What one name then stands for was looked for where all that it stands for was.
+
+    Args:
+        names: What was looked for (`Document.annotates`); everything if none.
+        renamed: What each name becomes; others stay.
+        already: Whether they may have the new names.
+    """
+    if names is None:
+        return None
+    missed = {new for old, new in renamed.items() if old not in names and not (already and new in names)}
+    return names.difference(renamed) | frozenset(renamed.values()) - missed
+
+
+def keep_looked_for(document: Document) -> Document:
+    """Returns a document without annotations that are of nothing that was looked for in it."""
+    if document.annotates is None:
+        return document
+    kept = _select(document, {label: label for label in document.annotates})
+    return replace(
+        kept,
+        relations=tuple(kept.of_looked_for(kept.relations)),
+        labels=tuple(label for label in kept.labels if label in document.annotates),
+    )
+
+
 def select_types(
     documents: Sequence[Document], types: Names | None, *, absent: Collection[str] = ()
 ) -> list[Document]:
@@ -131,7 +161,7 @@ def select_types(
         return list(documents)
     renamed = _renaming(types)
     refuse(_unfit("data.types", renamed, "type", types_of(documents, "spans"), absent))
-    return [_select(document, renamed) for document in documents]
+    return [keep_looked_for(_with_names(_select(document, renamed), renamed)) for document in documents]
 
 
 def _renaming(names: Names) -> dict[str, str]:
@@ -155,7 +185,14 @@ def _unfit(
 
 def rename_types(document: Document, renamed: Mapping[str, str]) -> Document:
     """Returns the document with its mention types renamed; those that the mapping does not name stay."""
-    return _select(document, {label: label for label in types_of([document], "spans")} | dict(renamed))
+    every = {label: label for label in types_of([document], "spans")} | dict(renamed)
+    return keep_looked_for(_with_names(_select(document, every), renamed))
+
+
+def _with_names(document: Document, renamed: Mapping[str, str], *, already: bool = False) -> Document:
+    if document.annotates is None:
+        return document
+    return replace(document, annotates=looked_for_as(document.annotates, renamed, already=already))
 
 
 def _select(document: Document, renamed: Mapping[str, str]) -> Document:
@@ -184,7 +221,8 @@ def keep_types(document: Document, types: Names | None) -> Document:
     if types is None:
         return document
     renamed = _renaming(types)
-    return _select(document, {new: new for new in renamed.values()} | renamed)
+    kept = _select(document, {new: new for new in renamed.values()} | renamed)
+    return keep_looked_for(_with_names(kept, renamed, already=True))
 
 
 def select_relations(
@@ -253,7 +291,9 @@ def _related(
             name = renamed[relation.label]
             relations.append(replace(relation, label=tail if name == BY_MODIFIER else name))
     distinct = tuple(dict.fromkeys(relations))
-    return document if distinct == document.relations else replace(document, relations=distinct)
+    related = document if distinct == document.relations else replace(document, relations=distinct)
+    names = {name: new for name, new in renamed.items() if new != BY_MODIFIER}  # goes by mentions
+    return keep_looked_for(_with_names(related, names))
 
 
 def select_labels(
@@ -282,7 +322,10 @@ def select_labels(
             document is left.
     """
     if settings.digits == 3:
-        documents = [_relabelled(document, _categories(document)) for document in documents]
+        codes = {label for document in documents for label in document.labels}
+        categories = {code: category(code) for code in codes}
+        shortened = (_relabelled(document, _categories(document)) for document in documents)
+        documents = [keep_looked_for(_with_names(document, categories)) for document in shortened]
     counts = Counter(label for document in documents for label in dict.fromkeys(document.labels))
     if settings.keep is not None:
         _require_labels([label for label in settings.keep if label not in absent], counts)

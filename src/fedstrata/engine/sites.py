@@ -87,6 +87,8 @@ def fingerprint(sites: Sequence[Site], server: Sequence[Document], *, patients: 
         facts = (owner, part, document.id, *document.texts, document.spans, document.labels)
         learnt = task.known(document).relations  # and no others: runs are as old as their data
         told = () if task.scorable(document) else ("not scored",)
+        if document.annotates is not None:
+            told += tuple(sorted(document.annotates))
         named = (document.site, document.patient) if patients else ()
         digest.update(repr((*facts, *learnt, *choices_of(document).items(), *told, *named)).encode())
     return digest.hexdigest()

@@ -47,6 +47,7 @@ def tally_of(
     predicted: NDArray[np.bool_],
     probabilities: NDArray[np.float64],
     labels: Sequence[str],
+    looked: NDArray[np.bool_] | None = None,
 ) -> dict[str, float]:
     """Counts decisions: the documents, those that are right, of each label, and among the likeliest labels.
 
@@ -55,7 +56,11 @@ def tally_of(
         predicted: Which it was given, (documents, labels).
         probabilities: Of each label, (documents, labels).
         labels: Their names.
+        looked: Which labels somebody looked for in each document, (documents, labels); of others nothing is
+            counted. All of them if none.
     """
+    if looked is not None:
+        predicted, probabilities = predicted & looked, np.where(looked, probabilities, -1.0)
     tally: dict[str, float] = {"documents": len(gold), "right": int((gold & predicted).any(axis=1).sum())}
     for cut in CUTS:
         if cut < len(labels):
@@ -151,17 +156,26 @@ def right_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float6
     return int(np.take_along_axis(gold, likeliest, axis=1).sum())
 
 
-def areas(gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> dict[str, float]:
+def areas(
+    gold: NDArray[np.bool_],
+    probabilities: NDArray[np.float64],
+    looked: NDArray[np.bool_] | None = None,
+) -> dict[str, float]:
     """Returns the areas under the ROC curve that are defined, and how many labels have none.
 
     What is given is as for `tally_of`.
     """
-    defined = np.flatnonzero(gold.any(axis=0) & ~gold.all(axis=0))
+    looked = np.ones_like(gold) if looked is None else looked
+    defined = np.flatnonzero(gold.any(axis=0) & (looked & ~gold).any(axis=0))
     scores = {}
-    if gold.any() and not gold.all():
-        scores["micro_auc"] = _area(gold.ravel(), probabilities.ravel())
+    if gold.any() and (looked & ~gold).any():
+        scores["micro_auc"] = _area(gold[looked], probabilities[looked])
     if len(defined):
-        each = [_area(gold[:, label], probabilities[:, label]) for label in defined]
+        each = [
+            _area(gold[rows, label], probabilities[rows, label])
+            for label in defined
+            for rows in [looked[:, label]]
+        ]
         scores["macro_auc"] = float(np.mean(each))
     return scores | {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
 

@@ -165,9 +165,11 @@ def score_systems(
     scored = []
     for number, predicted in enumerate(systems):
         seed = Seed(draws.seed).child("bootstrap", number)
-        found = match_spans(*([_of(document, mentions) for document in side] for side in (gold, predicted)))
-        sides = ([triples_of(side[index]) for index in looked] for side in (gold, predicted))
-        relations = match_relations(*sides)
+        pairs = list(zip(gold, predicted, strict=True))  # of what nobody looked for nothing is right or wrong
+        spans = [own.of_looked_for(_of(answer, mentions)) for own, answer in pairs]
+        found = match_spans([_of(document, mentions) for document in gold], spans)
+        triples = [gold[index].of_looked_for(triples_of(predicted[index])) for index in looked]
+        relations = match_relations([triples_of(gold[index]) for index in looked], triples)
         scored.append(
             System(
                 tuple(document.id for document in gold),

@@ -29,6 +29,7 @@ class TypedTask(Task):
 
     kind: ClassVar[str] = "token-classification"
     reads_spans: ClassVar[bool] = True
+    knows_partial_annotation: ClassVar[bool] = True
     metrics: ClassVar[tuple[str, ...]] = OVERALL
     class_words: ClassVar[str]
     """What the model's classes are, in words."""

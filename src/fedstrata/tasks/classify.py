@@ -37,6 +37,7 @@ from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, padded_types, pool, text_windows
+from fedstrata.tasks.partial_labels import marginal_loss, stacked, unknown_classes
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
 
@@ -73,6 +74,7 @@ class DocumentClassification(WindowTask):
 
     kind: ClassVar[str] = "sequence-classification"
     whole_documents: ClassVar[bool] = True
+    knows_partial_annotation: ClassVar[bool] = True
     learns: ClassVar[str] = "labels of documents (data.labels)"
     gives: ClassVar[tuple[str, ...]] = ("labels",)
     naming: ClassVar[tuple[str, ...]] = ("labels",)
@@ -124,7 +126,10 @@ class DocumentClassification(WindowTask):
         found = [(label, document.id) for document in documents for label in document.labels]
         labels = self.labels if self.labels != "auto" else sorted({label for label, _ in found})
         problems = unnamed("task.labels", found, labels)
-        odd = [document for document in documents if len(set(document.labels)) != 1]
+        # Of a document without a label it may be known that it has none of some.
+        odd = [
+            own for own in documents if len(set(own.labels)) != (own.annotates is None or bool(own.labels))
+        ]
         if self.problem_type == "auto" and odd and not any(document.labels[1:] for document in odd):
             logger.warning(_UNLABELLED, f"{len(odd):,}", f"{len(documents):,}")
         task = self._resolved("multi_label" if odd else "single_label")
@@ -197,7 +202,13 @@ class DocumentClassification(WindowTask):
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
         numbers = [sorted({self._number[label] for label in document.labels}) for document in documents]
         return [
-            LabelledDocument(index, *own, np.array(numbers[index], dtype=np.int32), pad_id)
+            LabelledDocument(
+                index,
+                *own,
+                np.array(numbers[index], dtype=np.int32),
+                pad_id,
+                unknown_classes(documents[index], self.classes),
+            )
             for index, own in enumerate(encoded)
         ]
 
@@ -242,28 +253,39 @@ class DocumentClassification(WindowTask):
                 labels[row, torch.from_numpy(example.targets).long()] = 1.0
         padded = pad_ids(rows, examples[0].pad_id)
         types = padded_types(examples)
-        return {**padded, **types, "document": torch.from_numpy(numbers), "labels": labels}
+        unknown = stacked(examples, len(self.classes))
+        return {**padded, **types, **unknown, "document": torch.from_numpy(numbers), "labels": labels}
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Returns the summed loss and its number of terms.
 
         With one label a document: the cross entropies, one term a document. With any number: the binary cross
-        entropies of all labels of all documents, of which each is a term.
+        entropies of all labels of all documents, of which each is a term. Labels that nobody looked for in a
+        document are no terms; a document without its one label may have any of them
+        (`fedstrata.tasks.partial_labels`).
         """
         logits, labels = self._pooled(run_model(module, batch), batch), batch["labels"]
+        unknown = batch.get("unknown")
         if self._one_each:
-            total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-            return total, self.terms(batch).sum()
+            losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+            if unknown is not None:
+                open_ = self._open(labels, unknown)
+                losses = losses.where(~open_, marginal_loss(logits, unknown | ~open_[:, None]))
+            return losses.sum(), self.terms(batch).sum()
         weight = logits.new_full((len(self.classes),), self.positive_weight)
-        total = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="sum")
-        return total, self.terms(batch).sum()
+        losses = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="none")
+        if unknown is not None:
+            losses = losses.masked_fill(unknown, 0.0)
+        return losses.sum(), self.terms(batch).sum()
 
     def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Returns 1 for each document with a label, else 0; or for each the number of all labels."""
-        labels = batch["labels"]
+        """Returns 1 for each document of whose label something is known, else 0; or of how many labels."""
+        labels, unknown = batch["labels"], batch.get("unknown")
         if self._one_each:
-            return (labels != IGNORED).long()
-        return labels.new_full((len(labels),), labels.shape[1], dtype=torch.int64)
+            known = labels != IGNORED
+            return (known if unknown is None else known | self._open(labels, unknown)).long()
+        every = labels.new_full((len(labels),), labels.shape[1], dtype=torch.int64)
+        return every if unknown is None else every - unknown.sum(dim=1)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the pooled logits of each document, (labels,) float32.
@@ -309,12 +331,13 @@ class DocumentClassification(WindowTask):
         """Counts the labels of each document; see `fedstrata.metrics.labels.tally_of`."""
         gold = self._indicators([document.labels for document in documents])
         given = self._indicators([answer.labels for answer in answers])
-        return tally_of(gold, given, self._shares(answers), self.classes)
+        looked = self._looked_for(documents)
+        return tally_of(gold, given, self._shares(answers), self.classes, looked)
 
     def apart(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
         """Returns the areas under the curves of labels."""
         gold = self._indicators([document.labels for document in documents])
-        return areas(gold, self._shares(answers))
+        return areas(gold, self._shares(answers), self._looked_for(documents))
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
         """Returns the scores of labels; see `fedstrata.metrics.labels.scores_from`."""
@@ -326,7 +349,10 @@ class DocumentClassification(WindowTask):
         return replace(document, spans=(), relations=(), labels=labels)
 
     def scorable(self, document: Document) -> bool:
-        """Whether the document has exactly one label, where each must have one; else any can be scored."""
+        """Whether the document has exactly one label, where each must have one; else any can be scored.
+
+        One of which it is known only that it has none of some labels cannot.
+        """
         return not self._one_each or len(set(document.labels)) == 1
 
     def annotate(self, document: Document, answer: LabelAnswer) -> Document:
@@ -334,7 +360,8 @@ class DocumentClassification(WindowTask):
         values = zip(self.classes, answer.probabilities, strict=True)
         probabilities = {f"probability/{label}": f"{value:.4f}" for label, value in values}
         metadata = {**document.metadata, **probabilities}
-        return replace(document, spans=(), relations=(), labels=answer.labels, metadata=metadata)
+        found = replace(document, spans=(), relations=(), labels=answer.labels, metadata=metadata)
+        return replace(found, annotates=None)
 
     def card_words(self) -> CardWords:
         """Returns what a model card says of the task."""
@@ -377,6 +404,16 @@ class DocumentClassification(WindowTask):
         if len(self.classes) == 1:
             return np.arange(1 - len(targets), dtype=np.int32)
         return np.sort((targets + 1) % len(self.classes))
+
+    @staticmethod
+    def _open(labels: Tensor, unknown: Tensor) -> Tensor:
+        """Returns which documents have none of the labels that somebody looked for in them, (documents,)."""
+        return (labels == IGNORED) & unknown.any(dim=1)
+
+    def _looked_for(self, documents: Sequence[Document]) -> np.ndarray:
+        """Returns which labels somebody looked for in each document, (documents, labels) bool."""
+        looked = [document.looked_for(self.classes) for document in documents]
+        return np.array(looked, dtype=bool).reshape(-1, len(self.classes))
 
     def _shares(self, answers: Sequence[LabelAnswer]) -> np.ndarray:
         """Returns the probability of each label, (documents, labels)."""

@@ -45,6 +45,7 @@ class LabelledDocument:
             the tokenizer tells no types, and where none of the documents encoded together is a pair.
         targets: The numbers of its labels, (its labels,) int32.
         pad_id: The id with which its windows are padded.
+        unknown: Which labels nobody looked for in it, (labels,) bool; none if all were.
     """
 
     document: int
@@ -52,6 +53,7 @@ class LabelledDocument:
     token_types: tuple[np.ndarray, ...]
     targets: np.ndarray
     pad_id: int
+    unknown: np.ndarray | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.windows))

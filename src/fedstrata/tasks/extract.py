@@ -68,6 +68,7 @@ class Extraction(AskingTask):
     gives: ClassVar[tuple[str, ...]] = ("spans", "relations")
     naming: ClassVar[tuple[str, ...]] = ("mentions", "modifiers")
     reads_spans: ClassVar[bool] = True
+    knows_partial_annotation: ClassVar[bool] = True
 
     @property
     def without_relations(self) -> Sequence[str]:
@@ -187,11 +188,12 @@ class Extraction(AskingTask):
         counts: dict[str, float] = {}
         if "ner" in self.tasks:
             gold = [[span for span in each.spans if span.label in self._types["ner"]] for each in documents]
-            mentions = match_spans(gold, [each.spans for each in answers])
+            spans = [own.of_looked_for(each.spans) for own, each in zip(documents, answers, strict=True)]
+            mentions = match_spans(gold, spans)
             counts |= tally_of(mentions, self._types["ner"], "ner_")
         if "re" in self.tasks:
             pairs = [
-                (triples_of(self.known(document)), answer.relations)
+                (triples_of(self.known(document)), document.of_looked_for(answer.relations))
                 for document, answer in zip(documents, answers, strict=True)
                 if not document.lacks_relations
             ]
@@ -246,7 +248,7 @@ class Extraction(AskingTask):
             for each in answer.relations
         }
         found = replace(document, spans=tuple(spans), relations=tuple(sorted(relations)), labels=())
-        return replace(found, lacks_relations="re" not in self.tasks)
+        return replace(found, lacks_relations="re" not in self.tasks, annotates=None)
 
     @property
     def known_types(self) -> tuple[str, ...]:

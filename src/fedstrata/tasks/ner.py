@@ -21,7 +21,6 @@ import regex
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import Problem, refuse
@@ -33,6 +32,7 @@ from fedstrata.data.split import Split
 from fedstrata.metrics.spans import match_spans, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import corrupted_targets
+from fedstrata.tasks.partial_labels import partial_cross_entropy, stacked, unknown_classes
 from fedstrata.tasks.texts import require_single_texts
 from fedstrata.tasks.windows import (
     CUT_INTO_WINDOWS,
@@ -97,6 +97,11 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         """`O`, then `B-` and `I-` of every type: B- tags are odd and I- tags even."""
         return ("O", *(f"{prefix}-{label}" for label in self._types for prefix in "BI"))
 
+    @property
+    def _type_of_class(self) -> list[str | None]:
+        """The type that each class is a tag of; none for O."""
+        return [None, *(label for label in self._types for _ in "BI")]
+
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[Window]:
         """Tokenizes and tags documents.
 
@@ -105,7 +110,9 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         """
         require_single_texts(documents, self.name)
         refuse(unknown_types(documents, "spans", self._types))
-        return encode_windows(documents, tokenizer, self, self._tags)
+        unknown = [unknown_classes(document, self._type_of_class) for document in documents]
+        windows = encode_windows(documents, tokenizer, self, self._tags)
+        return [replace(window, unknown=unknown[window.document]) for window in windows]
 
     def corrupt(self, examples: Sequence[Window], kind: str, tokenizer: Any, rng: Seed) -> list[Window]:
         """Returns the windows of a corrupt client; see `fedstrata.tasks.corrupt.corrupted_targets`.
@@ -115,15 +122,20 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         return corrupted_targets(examples, kind, tokenizer, rng, of="tags", classes=len(self.classes))
 
     def collate(self, examples: Sequence[Window]) -> dict[str, Tensor]:
-        """Pads windows on the right; see `fedstrata.tasks.windows.pad_labelled`."""
-        return pad_labelled(examples, of="tags")
+        """Pads windows on the right; see `windows.pad_labelled` and `partial_labels.stacked`."""
+        return pad_labelled(examples, of="tags") | stacked(examples, len(self.classes))
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the sum of the cross entropies of owned tokens, float32, and their number."""
-        logits = run_model(module, batch).float()
-        labels = batch["labels"]
-        total = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=IGNORED, reduction="sum")
-        return total, self.terms(batch).sum()
+        """Returns the sum of the cross entropies of owned tokens, float32, and their number.
+
+        A token that is O in a document in which nobody looked for some types may as well be of one of those;
+        see `fedstrata.tasks.partial_labels`.
+        """
+        logits, unknown = run_model(module, batch).float(), batch.get("unknown")
+        flat, labels = logits.flatten(0, 1), batch["labels"].flatten()
+        if unknown is not None:
+            unknown = unknown.repeat_interleave(logits.shape[1], dim=0)
+        return partial_cross_entropy(flat, labels, unknown).sum(), self.terms(batch).sum()
 
     def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Returns how many tokens each window owns, (windows,)."""
@@ -158,7 +170,8 @@ class NamedEntityRecognition(TypedTask, WindowTask):
 
     def tally(self, documents: Sequence[Document], answers: Sequence[Sequence[Span]]) -> dict[str, float]:
         """Counts the mentions of each document; see `fedstrata.metrics.spans.tally_of`."""
-        return tally_of(match_spans([document.spans for document in documents], answers), self._types)
+        found = [own.of_looked_for(answer) for own, answer in zip(documents, answers, strict=True)]
+        return tally_of(match_spans([document.spans for document in documents], found), self._types)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions of the task's types, and nothing else."""
@@ -167,7 +180,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
 
     def annotate(self, document: Document, answer: Sequence[Span]) -> Document:
         """Returns the document with these mentions, and nothing else."""
-        return replace(document, spans=tuple(answer), relations=(), labels=())
+        return replace(document, spans=tuple(answer), relations=(), labels=(), annotates=None)
 
     def card_words(self) -> CardWords:
         """Returns what a model card says of the task."""

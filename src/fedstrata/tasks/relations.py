@@ -29,7 +29,6 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedstrata.core.documents import Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
@@ -43,6 +42,7 @@ from fedstrata.metrics.spans import tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.mention_pairs import PairMarker, candidate_pairs, code_of, markable, require_signs
+from fedstrata.tasks.partial_labels import partial_cross_entropy, stacked, unknown_classes
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import IGNORED, Row, pad_ids, run_model
 
@@ -63,6 +63,7 @@ class MarkedPair(Row):
         target: The number of its class; -100 where the document lacks relations.
         weight: How many pairs it stands for in the loss.
         pad_id: The id with which its window is padded.
+        unknown: Which classes nobody looked for in the document, (classes,) bool; none if all were.
     """
 
     document: int
@@ -73,6 +74,7 @@ class MarkedPair(Row):
     target: int
     weight: float
     pad_id: int
+    unknown: np.ndarray | None = None
 
 
 class RelationClassification(TypedTask):
@@ -219,13 +221,18 @@ class RelationClassification(TypedTask):
             "marks": torch.tensor([each.marks for each in examples]),
             "labels": torch.tensor([each.target for each in examples]),
             "weights": torch.tensor([each.weight for each in examples]),
+            **stacked(examples, len(self.classes)),
         }
 
     def loss(self, module: nn.Module, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Returns the weighted sum of the cross entropies of all pairs, and the sum of their weights."""
+        """Returns the weighted sum of the cross entropies of all pairs, and the sum of their weights.
+
+        A pair without a relation in a document in which nobody looked for some types may as well be of one of
+        those; see `fedstrata.tasks.partial_labels`.
+        """
         labels, weights = batch["labels"], batch["weights"]
         logits = _of_pairs(module, batch)
-        losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
+        losses = partial_cross_entropy(logits, labels, batch.get("unknown"))
         return (losses * weights).sum(), self.terms(batch).sum()
 
     def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -254,7 +261,7 @@ class RelationClassification(TypedTask):
         """
         gold = [triples_of(document) for document in documents]
         found = [
-            triples_of(replace(document, relations=tuple(own)))
+            triples_of(replace(document, relations=tuple(document.of_looked_for(own))))
             for document, own in zip(documents, answers, strict=True)
         ]
         return tally_of(match_relations(gold, found), self._types)
@@ -270,7 +277,8 @@ class RelationClassification(TypedTask):
 
     def annotate(self, document: Document, answer: Sequence[Relation]) -> Document:
         """Returns the document with its mentions and these relations."""
-        return replace(document, relations=tuple(answer), labels=(), lacks_relations=False)
+        relations = tuple(answer)
+        return replace(document, relations=relations, labels=(), lacks_relations=False, annotates=None)
 
     def card_words(self) -> CardWords:
         """Returns what a model card says of the task."""
@@ -325,11 +333,12 @@ class RelationClassification(TypedTask):
         for index, (ids, offsets) in zip(asked, texts, strict=True):
             document = documents[index]
             text, targets = markable(document, ids, offsets), self._targets(document)
+            unknown = unknown_classes(document, [None, *self._types])
             for pair in pairs[index]:
                 target = IGNORED if document.lacks_relations else targets.get(pair, 0)
                 weight = 1.0 if target else 1.0 / self.negatives
                 window = marker.window(text, document.spans, *pair)
-                examples.append(MarkedPair(index, *pair, *window, target, weight, pad_id))
+                examples.append(MarkedPair(index, *pair, *window, target, weight, pad_id, unknown))
         return examples
 
 

@@ -75,6 +75,7 @@ class Window(Row):
             int32; both are equal for a token of blanks and for a special token.
         owned: Which tokens this window answers for, (tokens,) bool.
         pad_id: The id with which this window is padded.
+        unknown: Which classes nobody looked for in the document, (classes,) bool; none if all were.
     """
 
     document: int
@@ -83,6 +84,7 @@ class Window(Row):
     offsets: np.ndarray
     owned: np.ndarray
     pad_id: int
+    unknown: np.ndarray | None = None
 
 
 def encode_windows(

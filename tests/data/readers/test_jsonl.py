@@ -102,6 +102,7 @@ def test_a_record_of_another_site_than_its_folder_is_refused(tmp_path: Path) -> 
             "fragments must be in order",
         ),
         ({"text": "SECRET", "relations": [{"head": 0, "tail": 0, "label": "a"}]}, "spans 0 and 0 of 0"),
+        ({**FULL, "annotates": ["other"]}, "annotates does not name '"),
         ({**FULL, "lacks_relations": True}, "lacks_relations is true, and there are 1 relations"),
     ],
 )

@@ -143,7 +143,13 @@ def test_i2b2_gives_back_relations_and_assertions(caplog: pytest.LogCaptureFixtu
 
 
 def test_json_lines_give_back_what_is_said_of_spans_and_that_relations_are_lacking() -> None:
-    note = Document("a", "No fever", (Span(3, 8, "problem", assertion="absent"),), lacks_relations=True)
+    note = Document(
+        "a",
+        "No fever",
+        (Span(3, 8, "problem", assertion="absent"),),
+        lacks_relations=True,
+        annotates=frozenset({"problem"}),
+    )
     (found,) = there_and_back([note], "jsonl")
     assert found == note
     assert held(found) == held(note)

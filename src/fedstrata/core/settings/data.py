@@ -173,6 +173,10 @@ def _known_format(name: str) -> str:
     return name
 
 
+Names = Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1)]
+Annotates = Names | dict[str, Names] | None
+
+
 class CorpusSettings(Settings):
     """Where documents come from, and which of their annotations are kept."""
 
@@ -203,6 +207,12 @@ class CorpusSettings(Settings):
         default="refuse",
         description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
         "labels where others have some (GLUE, SuperGLUE); those that are kept have no annotations.",
+    )
+    annotates: Annotates = Field(
+        default=None,
+        description="Types of mentions and relations and labels that annotators looked for: a list, or a "
+        "mapping from sites to lists, by the names that the run has for them. Of others absence says nothing "
+        "there, and what is marked is left out. When null as the documents say, else all.",
     )
     types: dict[str, str] | list[str] | None = Field(
         default=None, description="Mention types to keep: a list, or a mapping to the task's. All if null."
@@ -257,6 +267,11 @@ class CorpusSettings(Settings):
 class DataSettings(CorpusSettings):
     """The documents of a run: how they are divided, and what else is tested on."""
 
+    not_annotated: Literal["unknown", "absent"] = Field(
+        default="unknown",
+        description="What training takes a type or label for that was not looked for in a document "
+        "(`annotates`); `absent` is what is usual, and teaches a model not to find it.",
+    )
     split: SplitSettings = SplitSettings()
     external: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], CorpusSettings] = Field(
         default={},

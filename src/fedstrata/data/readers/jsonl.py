@@ -4,9 +4,10 @@
 
 Only `text` is required; `text_pair` is the second text of a pair. `relations` index into `spans` as they
 stand in the object (head is the main mention, tail its modifier); `lacks_relations` says that nobody looked
-for any. A span may have an `assertion` (`absent`); `labels` are those of the whole document.
-An object that names its own `site` keeps its id as it is; one that does not is given the site its folder
-stands for, which then prefixes the id. Unknown keys are refused.
+for any, and `annotates` which types and labels somebody looked for, where not for all. A span may have an
+`assertion` (`absent`); `labels` are those of the whole document. An object that names its own `site` keeps
+its id as it is; one that does not is given the site its folder stands for, which then prefixes the id.
+Unknown keys are refused.
 """
 
 from pathlib import Path
@@ -75,6 +76,7 @@ class DocumentRecord(_Strict):
     metadata: dict[str, str] = {}
     text_pair: str | None = None
     lacks_relations: bool = False
+    annotates: list[Name] | None = None
 
     @model_validator(mode="after")
     def _inside(self) -> Self:
@@ -88,7 +90,16 @@ class DocumentRecord(_Strict):
                 )
         if self.lacks_relations and self.relations:
             raise ValueError(f"lacks_relations is true, and there are {len(self.relations)} relations")
+        if others := self._not_looked_for():
+            raise ValueError(f"annotates does not name {others[0]!r}, which is annotated")
         return self
+
+    def _not_looked_for(self) -> list[str]:
+        """Returns the types and labels that it has and does not annotate."""
+        if self.annotates is None:
+            return []
+        found = {own.label for own in self.spans} | {own.label for own in self.relations} | {*self.labels}
+        return sorted(found.difference(self.annotates))
 
     def document(self) -> Document:
         """Returns the document, its spans sorted."""
@@ -109,6 +120,7 @@ class DocumentRecord(_Strict):
             metadata=self.metadata,
             text_pair=self.text_pair,
             lacks_relations=self.lacks_relations,
+            annotates=None if self.annotates is None else frozenset(self.annotates),
         )
 
 

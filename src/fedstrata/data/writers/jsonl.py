@@ -17,6 +17,9 @@ def line(document: Document, name: str) -> str:
                 del span[key]
     # A pair whose second text is empty is another document than a single text.
     written = {"text"} if document.text_pair is None else {"text", "text_pair"}
+    if document.annotates is not None:  # nothing at all is another thing than everything
+        record["annotates"] = sorted(document.annotates)
+        written.add("annotates")
     filled = {key: value for key, value in record.items() if value or key in written}
     return json.dumps(filled, ensure_ascii=False) + "\n"
 

@@ -29,12 +29,14 @@ class Question:
         end: One past where it ends.
         main: The mention whose modifiers are asked for, with offsets in the document; none if all mentions
             are.
+        types: The types that are asked for, where those are not all of the task's.
     """
 
     document: int
     start: int
     end: int
     main: Span | None = None
+    types: tuple[str, ...] | None = None
 
     @property
     def kind(self) -> Kind:

@@ -125,7 +125,12 @@ def _untaught(clients: Mapping[str, Split], modifiers: Mapping[str, Sequence[str
     """Yields a problem for each client that trains and has no mention whose modifiers somebody looked for."""
     why = "with [ner, re] it learns mentions, and [re] leaves it nothing"
     for client, own in clients.items():
-        looked = (span for each in own.train if not each.lacks_relations for span in each.spans)
-        if own.train and not any(modifiers.get(span.label) for span in looked):
+        looked = (
+            any(each.looked_for(modifiers.get(span.label, ())))
+            for each in own.train
+            if not each.lacks_relations
+            for span in each.spans
+        )
+        if own.train and not any(looked):
             message = f"the training documents of {client} have no mention whose modifiers are annotated"
             yield Problem("task.tasks", f"{message}; {why}")

@@ -9,6 +9,7 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -138,21 +139,30 @@ class AskingTask(InstructionTask):
         marked = mark(sentence, [question.within(main)] if main else [])
         return self._filled(question.kind, marked, main.label if main else "", self.asked_types(question))
 
-    def questions(self, index: int, document: Document, start: int, end: int) -> list[Question]:
+    def questions(
+        self, index: int, document: Document, start: int, end: int, *, learnt: bool
+    ) -> list[Question]:
         """Returns what is asked about a stretch of a document: its mentions, then the modifiers of each.
+
+        What is learnt is asked of a document only for the types that somebody looked for in it.
 
         Args:
             index: The document's index.
             document: The document; its mentions are those whose modifiers are asked for.
             start: Where the stretch begins.
             end: One past where it ends.
+            learnt: Whether right answers are learnt.
         """
         stretch = Question(index, start, end)
         found = [stretch] if "ner" in self.template_texts else []
-        if "re" not in self.template_texts or document.lacks_relations:
+        if "re" in self.template_texts and not document.lacks_relations:
+            mains = (span for span in document.spans if self.asked_modifiers.get(span.label))
+            found += [replace(stretch, main=main) for main in mains if stretch.holds(main)]
+        if not learnt or document.annotates is None:
             return found
-        mains = (span for span in document.spans if self.asked_modifiers.get(span.label))
-        return [*found, *(Question(index, start, end, main) for main in mains if stretch.holds(main))]
+        looked = document.annotates
+        asked = [tuple(label for label in self.asked_types(each) if label in looked) for each in found]
+        return [replace(each, types=types) for each, types in zip(found, asked, strict=True) if types]
 
     def bare(self) -> list[str]:
         """Returns the instructions of each kind without a sentence: what they add to the length of one."""
@@ -180,6 +190,8 @@ class AskingTask(InstructionTask):
 
     def asked_types(self, question: Question) -> Sequence[str]:
         """Returns the types that are asked for."""
+        if question.types is not None:
+            return question.types
         return self.asked_mentions if question.main is None else self.asked_modifiers[question.main.label]
 
     def _filled(self, kind: Kind, sentence: str, main: str, types: Sequence[str]) -> str:
@@ -280,7 +292,7 @@ class InstructionTokenizer:
         start, end = start + len(text) - len(text.lstrip()), start + len(text.rstrip())
         if start >= end:
             return
-        text, found = text.strip(), self._task.questions(index, document, start, end)
+        text, found = text.strip(), self._task.questions(index, document, start, end, learnt=learnt)
         right = [self._task.answer(each, document) for each in found] if learnt else []
         if len(text) < 2 or self._fits(text, right):
             yield from found

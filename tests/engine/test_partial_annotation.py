@@ -1,0 +1,44 @@
+"""Sites that annotate different types, in whole runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import prepare
+
+
+def sites_of(*overrides: str) -> dict[str, Any]:
+    return dict(prepare(read_source(None, ["data.synthetic={sites: 2, notes: 12}", *overrides])).clients)
+
+
+def test_a_run_learns_what_is_annotated_where(run_tiny: Any) -> None:
+    names = list(sites_of())
+    told = f"data.annotates={{{names[0]}: [problem], {names[1]}: [drug, test]}}"
+    mine = sites_of(told)
+    kinds = [{span.label for part in own.train for span in part.spans} for own in mine.values()]
+    assert kinds[0] == {"problem"}
+    assert kinds[1] <= {"drug", "test"}
+    absent = sites_of(told, "data.not_annotated=absent")
+    assert all(document.annotates is None for own in absent.values() for document in own.train)
+    assert all(document.annotates is not None for own in absent.values() for document in own.test)
+    finished = run_tiny("data.synthetic={sites: 2, notes: 12}", told)
+    assert finished.summary["metrics"]["global"]["recall"] >= 0.0
+
+
+def test_what_has_no_effect_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"data\.not_annotated.*no effect.*data\.annotates"):
+        sites_of("data.not_annotated=absent")
+    lm = ("task={name: lm}", "model={name: mini, init: random}", "data.annotates=[problem]")
+    with pytest.raises(ConfigurationError, match=r"data\.annotates.*no meaning for task lm"):
+        sites_of(*lm)
+
+
+def test_what_there_is_not_is_told_with_where_it_was_set() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        sites_of("data.annotates={elsewhere: [problem]}")
+    assert "data.annotates" in str(caught.value)
+    assert "'elsewhere' is no site of the documents" in str(caught.value)
