@@ -233,5 +233,8 @@ def test_places_that_a_kit_names_are_in_the_kit(tmp_path: Path, monkeypatch: pyt
     assert file == Path("hospitals/sites/north/site.yaml")
     assert found.values["data"]["path"] == "hospitals/sites/north/notes"
     assert line.site_source(["data.path=notes"])[0].values["data"]["path"] == "notes"
+    file.write_text("data: {format: brat, files: {train: [a, b], test: c}}\n")
+    of_parts = line.site_source(["data.files.test=d"])[0].values["data"]["files"]
+    assert of_parts == {"train": ["hospitals/sites/north/a", "hospitals/sites/north/b"], "test": "d"}
     Path("mine.yaml").write_text("data: {format: brat, path: elsewhere}\n")
     assert line.site_source(["mine.yaml"])[0].values["data"]["path"] == "elsewhere"

@@ -56,6 +56,7 @@ SCHEMA = {
     },
     "privacy": None,
     "rehearsal": {"seconds", "rounds", "steps"},
+    "limit": None,
     "warnings": None,
 }
 

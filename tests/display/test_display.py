@@ -119,7 +119,7 @@ def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() 
         "round 1: north failed: FrameError: no scores",
     ]
     (clients,) = (task for task in display._progress.tasks if task.description == "clients")
-    assert (clients.completed, display._bytes) == (1, 10)
+    assert (clients.completed, display._down) == (1, 10)
 
 
 def terminal(width: int) -> Console:
@@ -149,7 +149,7 @@ def test_nothing_of_a_long_line_of_progress_is_cut(width: int) -> None:
     assert re.search(r"^rounds [━ ]+ 1/20 .* 0:00:00 *$", shown, re.MULTILINE)
     assert re.search(r"^clients +0/4 .* 0:00:00 *$", shown, re.MULTILINE)
     words = " ".join(re.sub(r"\d:\d\d:\d\d|━+", "", shown).split())
-    assert "loss 0.827, validation lenient_f1 0.500, 0 bytes sent, epsilon 3.71" in words
+    assert "loss 0.827, validation lenient_f1 0.500, sent 0 bytes up, 0 bytes down, epsilon 3.71" in words
 
 
 def test_what_is_over_is_no_longer_said_to_go_on() -> None:
@@ -174,7 +174,7 @@ def test_the_line_of_a_round_has_the_largest_epsilon_so_far(noise: str) -> None:
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
     assert "epsilon 1.24" in told
-    assert "round 2: 0 bytes sent, epsilon unbounded" in told
+    assert "round 2: sent 0 bytes up, 0 bytes down, epsilon unbounded" in told
     assert (" (seeded: no protection)" in told) == (noise == "seeded")
     assert ("an experiment, and no protection" in told) == (noise == "seeded")
 

@@ -94,7 +94,7 @@ def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch:
         ("{unannotated: skip}", "data.unannotated belongs to data.format 'i2b2' or 'brat'"),
         (
             "{format: bioc, path: x}",
-            "'mts_dialog', 'text', 'datasets', or package.module:Class, not 'bioc'",
+            "'text', 'medline', 'relation_table', 'datasets', or package.module:Class, not 'bioc'",
         ),
     ],
 )

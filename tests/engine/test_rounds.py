@@ -45,6 +45,7 @@ SUMMARY_KEYS = {
     "communication": {"bytes_up", "bytes_down", "bytes_up_per_client_round", "percent_of_full_model"},
     "failures": {"clients", "abandoned_rounds"},
     "corrupt": None,
+    "limit": None,
     "convergence": {"metric", "rounds_to_90_percent"},
     "time": {
         "total_seconds",

@@ -32,7 +32,7 @@ def test_bytes_sent_is_the_sum_of_everything_up_to_a_round(rounds: list[dict[str
         for one in rounds
     ]
     expected = [
-        sum(up + down for one in rounds[:count] for up, down in one.values())
+        tuple(sum(client[way] for one in rounds[:count] for client in one.values()) for way in (0, 1))
         for count in range(1, len(rounds) + 1)
     ]
     assert bytes_sent(events) == expected

@@ -152,8 +152,8 @@ def test_what_does_not_apply_is_a_dash_and_never_the_best() -> None:
     table = table_of(row("federated", [0.5, 0.6]), row("centralised", [0.6, 0.7], sent=None))
     assert values(table, "centralised", "megabytes_sent") is None
     read = {item[""]: item for item in from_markdown(markdown(table))}
-    assert read["centralised"]["sent, MB"] == "-"
-    assert read["federated"]["sent, MB"] == "10.0"  # alone, so not marked
+    assert read["centralised"]["sent up, MB"] == read["centralised"]["sent down, MB"] == "-"
+    assert read["federated"]["sent up, MB"] == read["federated"]["sent down, MB"] == "5.0"  # alone: no mark
     assert read["centralised"]["f1"].startswith("**65.0 ± ")
 
 
@@ -331,7 +331,23 @@ def test_a_floor_is_never_the_best_and_makes_no_target_easier() -> None:
     assert values(table, "alone", "seconds_to_target") is None
     assert values(table, "alone", "megabytes_sent")["mean"] == 0.0
     assert not values(table, "alone", "megabytes_sent")["best"]
-    assert values(table_of(*rows), "alone", "megabytes_sent")["best"]
+    assert values(table_of(*rows), "alone", "seconds_to_target") is not None
+
+
+def test_who_sends_nothing_is_not_the_best_at_sending_little() -> None:
+    rows = [
+        row("much", [0.5, 0.6]),
+        row("little", [0.5, 0.7], sent=2_000_000),
+        row("alone", [0.4, 0.5], sent=0),
+    ]
+    for key in ("megabytes_sent", "megabytes_up", "megabytes_down"):
+        assert [values(table_of(*rows), name, key)["best"] for name in ("much", "little", "alone")] == [
+            False,
+            True,
+            False,
+        ]
+        assert not values(table_of(rows[0], rows[2]), "alone", key)["best"]
+    assert "**0.0**" not in markdown(table_of(*rows))
 
 
 def test_pooled_training_sends_no_megabytes_to_a_target() -> None:

@@ -58,7 +58,7 @@ def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, fold
         documents = documents_of(data, _checked(columns))
         path = folder / INPUTS / "documents.jsonl"
         _write_private(path, (jsonl.line(document, document.id).encode() for document in documents))
-        for name in ("format", "path", "synthetic", "columns"):
+        for name in ("format", "path", "files", "synthetic", "columns"):
             _forget(source, name)
         assign(source, "data.format", "jsonl", ORIGIN)
         assign(source, "data.path", str(path.absolute()), ORIGIN)
@@ -273,6 +273,7 @@ def _set_path(source: Source, path: Path) -> None:
     if form == "synthetic":
         assign(source, "data.format", format_of(path, "data={'format': ..., 'path': ...}"), ORIGIN)
         _forget(source, "synthetic")
+    _forget(source, "files")
     assign(source, "data.path", str(path), ORIGIN)
 
 

@@ -15,6 +15,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.yaml import shortened
 from fedstrata.data.partial_annotation import mark_unannotated
+from fedstrata.data.readers import FORMATS
 from fedstrata.metrics import stats
 from fedstrata.record.words import SCHEMES
 from fedstrata.results import document_pairs
@@ -198,8 +199,9 @@ def scored(
     if part is not None and run is None:
         raise ConfigurationError([Problem("--part", "has no meaning without --as, which names the run")])
     refuse([*_misfits(sides, types, draws)])
+    known = FORMATS if run is None else document_pairs.formats_as(Path(run))
     documents = [
-        document_pairs.read_documents(Path(side), *formats.of(predicted=bool(number)))
+        document_pairs.read_documents(Path(side), *formats.of(predicted=bool(number)), known)
         if isinstance(side, str | Path)
         else list(side)
         for number, side in enumerate(sides.values())

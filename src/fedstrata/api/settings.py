@@ -12,6 +12,7 @@ from fedstrata.core.settings.data import (
 )
 from fedstrata.core.settings.devices import DeviceSettings
 from fedstrata.core.settings.federation import FederationSettings
+from fedstrata.core.settings.formats import ConllSettings, RelationTableSettings
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.core.settings.privacy import PrivacySettings
@@ -21,6 +22,7 @@ from fedstrata.core.settings.training import TrainingSettings
 __all__ = [
     "BottleneckSettings",
     "ColumnSettings",
+    "ConllSettings",
     "CorpusSettings",
     "DataSettings",
     "DatasetSettings",
@@ -32,6 +34,7 @@ __all__ = [
     "PartitionSettings",
     "PrefixSettings",
     "PrivacySettings",
+    "RelationTableSettings",
     "RunSettings",
     "SplitSettings",
     "SyntheticSettings",

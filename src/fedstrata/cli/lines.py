@@ -311,9 +311,13 @@ class ClientLine(Line):
         source = configuration(file, overrides)
         data = source.values.get("data")
         if file is not None and file == self.kept(self.configuration) and isinstance(data, dict):
-            for name in ("path", "patients"):
-                if isinstance(place := data.get(name), str) and not on_command_line(source, f"data.{name}"):
-                    data[name] = str(file.parent / place)
+            from fedstrata.core.settings.data import with_places  # noqa: PLC0415 - heavy
+            from fedstrata.core.settings.source import assign, flatten  # noqa: PLC0415 - heavy
+
+            here = with_places(data, lambda place: str(file.parent / place))
+            for path, place in flatten(here, "data."):
+                if not on_command_line(source, path):
+                    assign(source, path, place, source.origin(path))
         return source, file
 
     def sessions(self) -> Callable[[Any], GrpcMembership]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
+from fedstrata.data.limit import Limited, limit
 from fedstrata.data.partial_annotation import (
     as_if_complete,
     declare,
@@ -22,7 +26,10 @@ from fedstrata.data.partial_annotation import (
 from fedstrata.data.partition import partition
 from fedstrata.data.patients import with_patients
 from fedstrata.data.select import select_labels, select_relations, select_types, types_of
-from fedstrata.data.split import Split, hold_out, set_aside, split
+from fedstrata.data.split import Split, every, hold_out, set_aside, split
+from fedstrata.record.words import limited_to
+
+logger = logging.getLogger(__name__)
 
 MIMIC_LABELS = 50
 """How many codes are kept of MIMIC-III by default, the most frequent ones, as in Mullenbach et al. (CAML)."""
@@ -35,10 +42,12 @@ class Division:
     Attributes:
         clients: Each client's by split; held-out sites, which have test documents only, come last.
         server: The server's own.
+        limited: How far `data.limit` has cut the corpus down; none without.
     """
 
     clients: dict[str, Split]
     server: tuple[Document, ...] = ()
+    limited: Limited | None = None
 
     def with_relations_aside(self, sites: Collection[str]) -> Division:
         """Returns the division without the relations of these sites' training documents."""
@@ -46,11 +55,11 @@ class Division:
             name: replace(own, train=set_relations_aside(own.train, sites))
             for name, own in self.clients.items()
         }
-        return Division(clients, set_relations_aside(self.server, sites))
+        return replace(self, clients=clients, server=set_relations_aside(self.server, sites))
 
 
 def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Division:
-    """Reads, splits, sets aside what is the server's, then partitions the rest among clients.
+    """Reads, splits, limits, sets aside what is the server's, then partitions the rest among clients.
 
     Relations that `Task.without_relations` leaves out are still there: they say what a task's types are.
 
@@ -62,19 +71,19 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
     _require_effect(settings, task)
     seed, named = Seed(settings.seed), task.named
     absent = named if apart else ()
-    documents = _prepared(task, read_documents(settings.data, seed, absent=absent))
+    documents = _prepared(
+        task, read_documents(settings.data, seed, absent=absent, annotated=task.reads_spans)
+    )
     types = types_of(documents, "spans")
     documents, held_out = hold_out(documents, settings.data.split)
-    parts = split(documents, settings.data.split, seed.child("split"))
+    whole = split(documents, settings.data.split, seed.child("split"))
+    fewer = partial(limit, most=settings.data.limit, seed=seed.child("limit"))
+    parts = fewer(whole)
     require_sites(task.without_relations, parts.train)
     parts, server = set_aside(parts, settings.data.split, seed.child("server"))
     clients = partition(parts, settings.partition, seed.child("partition"))
     if settings.data.not_annotated == "absent":
-        if all(document.annotates is None for document in parts.train):
-            message = "'absent' has no effect: every type is annotated everywhere; see data.annotates"
-            raise ConfigurationError([Problem("data.not_annotated", message)])
-        clients = {name: replace(own, train=as_if_complete(own.train)) for name, own in clients.items()}
-        server = as_if_complete(server)
+        clients, server = _with_absent(clients, server)
     blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
     if blank:
         message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
@@ -86,11 +95,44 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
     if taken := outside.keys() & (clients.keys() | held_out.keys()):
         message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
         raise ConfigurationError([Problem("data.external", message)])
-    return Division(clients | held_out | outside, server)
+    tested = held_out | outside
+    kept = {name: fewer(own) for name, own in tested.items()}
+    limited = _limited(settings.data.limit, [parts, *kept.values()], [whole, *tested.values()])
+    return Division(clients | kept, server, limited)
+
+
+def _with_absent(
+    clients: dict[str, Split], server: tuple[Document, ...]
+) -> tuple[dict[str, Split], tuple[Document, ...]]:
+    """Returns what is trained on as if everything had been looked for in it.
+
+    Raises:
+        ConfigurationError: Everything was.
+    """
+    trained = [*every(clients, "train"), *server]
+    if all(document.annotates is None for document in trained):
+        message = "'absent' has no effect: every type is annotated everywhere; see data.annotates"
+        raise ConfigurationError([Problem("data.not_annotated", message)])
+    clients = {name: replace(own, train=as_if_complete(own.train)) for name, own in clients.items()}
+    return clients, as_if_complete(server)
+
+
+def _limited(most: int | None, kept: Sequence[Split], whole: Sequence[Split]) -> Limited | None:
+    """Returns how far documents were cut down, and logs it; none without a limit."""
+    if most is None:
+        return None
+    made = Limited(most, *(sum(len(own.all) for own in each) for each in (kept, whole)))
+    logger.warning("%s", limited_to(made.most, made.kept, made.of))
+    return made
 
 
 def read_documents(
-    settings: CorpusSettings, seed: Seed, *, absent: Collection[str] = (), section: str = "data"
+    settings: CorpusSettings,
+    seed: Seed,
+    *,
+    absent: Collection[str] = (),
+    section: str = "data",
+    annotated: bool = False,
 ) -> list[Document]:
     """Reads or generates the corpus a configuration names, with the annotations it asks for.
 
@@ -99,6 +141,7 @@ def read_documents(
         seed: Root of the seeds.
         absent: Types and labels that need not occur though they are to be kept.
         section: Where the configuration says so, for messages about patients.
+        annotated: Whether a corpus without any file of annotations is refused, where its format has such.
     """
     if settings.format == "synthetic":
         from fedstrata.data.synthetic import generate  # noqa: PLC0415 - its lexicons are not needed with real data
@@ -113,16 +156,7 @@ def read_documents(
             notes_per_patient=corpus.notes_per_patient,
         )
     else:
-        from fedstrata.data.readers import formats_of, read  # noqa: PLC0415
-
-        documents = read(
-            Path(str(settings.path)),
-            settings.format,
-            unannotated=settings.unannotated,
-            formats=formats_of(settings),
-            dataset=settings.dataset,
-            columns=settings.columns,
-        )
+        documents = _from_disk(settings, section, annotated=annotated)
     if settings.patients is not None:  # before documents are left out: the file may name those too
         documents = with_patients(documents, Path(settings.patients), f"{section}.patients")
     usual = MIMIC_LABELS if settings.format == "mimic" else None
@@ -147,6 +181,22 @@ def _require_effect(settings: RunSettings, task: Task) -> None:
     refuse([Problem(setting, message) for setting in told])
 
 
+def _from_disk(settings: CorpusSettings, section: str, *, annotated: bool) -> list[Document]:
+    """Reads a corpus of files, or of the hub."""
+    from fedstrata.data.readers import formats_of, read, read_parts  # noqa: PLC0415 - not needed for synthetic ones
+
+    options: dict[str, Any] = {
+        "unannotated": settings.unannotated,
+        "formats": formats_of(settings),
+        "dataset": settings.dataset,
+        "columns": settings.columns,
+        "annotated": annotated,
+    }
+    if settings.files is not None:
+        return read_parts(settings.files, settings.format, setting=f"{section}.files", **options)
+    return read(Path(str(settings.path)), settings.format, **options)
+
+
 def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[str, Split]:
     """Reads the corpora that are only tested on; their documents' ids begin with the corpus's name.
 
@@ -156,13 +206,18 @@ def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[s
     for name, corpus in settings.data.external.items():
         # Of a synthetic corpus without a seed of its own: other notes than those of the run.
         seed = Seed(Seed(settings.seed).child("external", name).integer())
-        documents = _prepared(task, read_documents(corpus, seed, section=f"data.external.{name}"))
+        section = f"data.external.{name}"
+        try:
+            read = read_documents(corpus, seed, section=section, annotated=task.reads_spans)
+        except DataError as error:
+            raise ConfigurationError([Problem(f"{section}.path", str(each)) for each in error.each]) from None
+        documents = _prepared(task, read)
         found = types_of(documents, "spans")
         if found and corpus.types is None:
             common = [label for label in found if label in types]
             if not common:
                 message = f"none of its types ({', '.join(found)}) is one of the run's ({', '.join(types)})"
-                raise ConfigurationError([Problem(f"data.external.{name}.types", f"{message}; map them")])
+                raise ConfigurationError([Problem(f"{section}.types", f"{message}; map them")])
             documents = select_types(documents, common)
         outside[name] = Split(
             test=tuple(replace(document, id=f"{name}/{document.id}", site=name) for document in documents)

@@ -44,7 +44,7 @@ def read_patients(path: Path) -> dict[str, str]:
     if not name.endswith(TABLES):
         raise DataError(path, "is no table", expected=f"a name that ends in {' or '.join(TABLES)}")
     found: dict[str, tuple[str, int]] = {}
-    for line, row in read_rows(path, required=COLUMNS, tabs=name.endswith(WITH_TABS)):
+    for line, row in read_rows(path, required=COLUMNS, separator="\t" if name.endswith(WITH_TABS) else None):
         if further := [column for column in row if column not in COLUMNS]:
             message = f"has the column {further[0]!r:.80}, which would be passed over"
             raise DataError(path, message, line=1, expected=f"{' and '.join(COLUMNS)} alone")

@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from fedstrata.display.tables import new_table, say
-from fedstrata.record.words import duration, epsilon, plural, size
+from fedstrata.record.words import duration, epsilon, limited_to, plural, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,6 +158,8 @@ def _costs(made: RunPlan) -> Iterator[str]:
     """Says in a line each what trains, travels, and what it takes."""
     parameters, memory, rehearsal = made.model["parameters"], made.memory, made.rehearsal
     share = 100 * made.trainable_parameters / parameters
+    if made.limit is not None:
+        yield f"data     {limited_to(**made.limit)}"
     yield f"trains   {made.trainable_parameters:,} of {parameters:,} parameters ({share:.1f} %)"
     yield from _travels(made)
     if made.privacy is not None:

@@ -19,7 +19,7 @@ from fedstrata.display.tables import new_table
 from fedstrata.record.privacy import NOT_COVERED, SEEDED, budget_line, largest
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
-from fedstrata.record.words import duration, energy, epsilon, plural, score
+from fedstrata.record.words import duration, energy, epsilon, limited_to, plural, score
 
 ENDS = 5
 """Clients at either end that a table shows of many."""
@@ -34,7 +34,7 @@ class Display(EventDisplay):
         super().__init__(console, TextColumn("{task.description:<8}"), width=24)
         self._rounds = self._progress.add_task("rounds", total=None, status="")
         self._clients = self._progress.add_task("clients", total=None, status="")
-        self._bytes = 0
+        self._up = self._down = 0
         self._metric = ""
         self._pooled = False
         self._uncached = False
@@ -52,7 +52,8 @@ class Display(EventDisplay):
 
     def _on_resumed(self, facts: Mapping[str, Any]) -> None:
         self.say(f"going on after round {facts['round']}")
-        self._metric, self._pooled, self._bytes = facts["metric"], facts["pooled"], facts["bytes_sent"]
+        self._metric, self._pooled = facts["metric"], facts["pooled"]
+        self._up, self._down = facts["bytes_up"], facts["bytes_down"]
         self._on_privacy_of(facts)
         self._progress.update(self._rounds, completed=facts["round"], total=facts["rounds"])
 
@@ -80,14 +81,15 @@ class Display(EventDisplay):
         self._progress.update(self._clients, status=status)
 
     def _on_client(self, facts: Mapping[str, Any]) -> None:
-        self._bytes += facts["bytes_up"] + facts["bytes_down"]
+        self._up += facts["bytes_up"]
+        self._down += facts["bytes_down"]
         self._progress.advance(self._clients)
         self._show_round(facts["loss"])
 
     def _on_client_failed(self, facts: Mapping[str, Any]) -> None:
         scored = facts.get("part")  # it may have trained, and be counted
         if not scored:
-            self._bytes += facts["bytes_down"]
+            self._down += facts["bytes_down"]
             self._progress.advance(self._clients)
             self._show_round(None)
         if facts["error"] != DROPPED_OUT:  # those are asked for, and many; the round's line counts them
@@ -128,7 +130,7 @@ class Display(EventDisplay):
         if self._score is not None:
             parts.append(f"validation {self._metric} {score(self._score)}")
         if not self._pooled:  # pooled training sends notes, not models
-            parts.append(f"{decimal(self._bytes)} sent")
+            parts.append(f"sent {decimal(self._up)} up, {decimal(self._down)} down")
         if self._epsilon:
             parts.append(self._epsilon)
         return ", ".join(parts)
@@ -168,6 +170,8 @@ class Display(EventDisplay):
             what = f"the {ENDS} lowest and {ENDS} highest of {len(scores['clients'])} clients"
             self.say(f"{what}; all are in summary.json")
         summed = _summed(summary.get("secure_aggregation") or {})
+        if summary.get("limit"):
+            self.say(limited_to(**summary["limit"]))
         for line in [*_cost(summary), *_privacy(summary.get("privacy") or {}), *summed]:
             self.say(line)
         if (folder / "privacy.md").exists():

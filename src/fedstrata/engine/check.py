@@ -14,7 +14,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
 from fedstrata.core.method import Method
 from fedstrata.core.preflight import Facts
-from fedstrata.core.settings.data import CorpusSettings
+from fedstrata.core.settings.data import CorpusSettings, with_places
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.run import USUAL_METHOD, USUAL_TASK, RunSettings
 from fedstrata.core.settings.source import Source, validate
@@ -196,11 +196,10 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
 
 def _with_absolute_path(corpus: Corpus) -> Corpus:
     """Makes paths of a corpus absolute; what is no file or folder may be an id of the hub, which stays."""
-    given = {"path": corpus.path, "patients": corpus.patients}
-    places = {key: Path(path).expanduser() for key, path in given.items() if path is not None}
-    if corpus.format == "datasets" and "path" in places and not places["path"].exists():
+    places = with_places(dict(corpus), lambda place: str(Path(place).expanduser().absolute()))
+    if corpus.format == "datasets" and "path" in places and not Path(places["path"]).exists():
         del places["path"]
-    return corpus.model_copy(update={key: str(place.absolute()) for key, place in places.items()})
+    return corpus.model_copy(update=places)
 
 
 def _with_verb(problem: Problem) -> Problem:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,10 +51,16 @@ def model_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "lower_is_better": sorted(experiment.task.falling),
         "seed": experiment.settings.seed,
         "rounds": experiment.settings.federation.rounds,
+        "limit": limit_facts(experiment),
         "model": size_facts(experiment, model),
         "groups": by_group({name: model.bytes_of([name]) for name in layout.all}, layout),
         "trainable_parameters": sum(parameter.numel() for parameter in trainable),
     }
+
+
+def limit_facts(experiment: Experiment) -> dict[str, int] | None:
+    """Returns how far `data.limit` has cut down the documents that are here; none without."""
+    return None if experiment.limited is None else asdict(experiment.limited)
 
 
 def privacy_facts(privacy: Privacy) -> dict[str, Any] | None:

@@ -22,7 +22,8 @@ from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source
 from fedstrata.core.task import Task
-from fedstrata.data.divide import divide
+from fedstrata.data.divide import Division, divide
+from fedstrata.data.limit import Limited
 from fedstrata.data.split import Split
 from fedstrata.engine.check import (
     Checked,
@@ -68,6 +69,7 @@ class Experiment:
         asked: The task's settings as they were given, where `auto` stands for what is found in documents.
         workers: How many clients compute at once.
         privacy: The mechanism of differential privacy; of none if none is asked for.
+        limited: How far `data.limit` has cut the documents down; none without.
     """
 
     settings: RunSettings
@@ -80,6 +82,7 @@ class Experiment:
     asked: Mapping[str, Any] | None = None
     workers: int = 1
     privacy: Privacy = NO_PRIVACY
+    limited: Limited | None = None
 
     @property
     def metric(self) -> str:
@@ -111,7 +114,8 @@ def prepare(
     checked = check_settings(source)
     settings, method = checked.settings, checked.method
     problems = [*checked.problems, *source.located(machine_problems(settings, apart=apart))]
-    clients: dict[str, Split] = {}
+    divided = Division({})
+    clients = divided.clients
     server: tuple[Document, ...] = ()
     task: Task | None = None
     if checked.sound("data", "partition", "seed", "task"):
@@ -152,7 +156,8 @@ def prepare(
             resolved = _with_threads(resolved, threads_of(resolved, workers))
             privacy = privacy_of(resolved, method, model.layout)
             asked = settings.task
-            return Experiment(resolved, method, task, model, clients, seed, server, asked, workers, privacy)
+            made = Experiment(resolved, method, task, model, clients, seed, server, asked, workers, privacy)
+            return replace(made, limited=divided.limited)
     raise ConfigurationError(problems)
 
 

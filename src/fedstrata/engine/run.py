@@ -189,12 +189,15 @@ class Run(Generic[EngineType]):
             "workers": self.experiment.workers,
             "pooled": self.experiment.method.pooled,
             "privacy": privacy_facts(self.experiment.privacy),
-            "bytes_sent": sum(
-                sum(client.values())
-                for event in rounds
-                if event["round"] <= self.committed
-                for client in event["exchanges"].values()
-            ),
+            **{
+                way: sum(
+                    client[way]
+                    for event in rounds
+                    if event["round"] <= self.committed
+                    for client in event["exchanges"].values()
+                )
+                for way in ("bytes_up", "bytes_down")
+            },
         }
         self._emit("resumed", facts)
         return self._state

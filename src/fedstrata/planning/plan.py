@@ -21,7 +21,7 @@ from fedstrata.core.settings.source import Source
 from fedstrata.data.patients import patients_of
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.budgets import room_for
-from fedstrata.engine.facts import OTHER
+from fedstrata.engine.facts import OTHER, limit_facts
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
@@ -101,6 +101,7 @@ class RunPlan:
         disk: What the run directory will hold, and what is free.
         privacy: What its differential privacy will be; null without.
         rehearsal: What the estimates rest on.
+        limit: How far `data.limit` has cut the documents down; null without.
         warnings: What will not fit or not happen.
     """
 
@@ -125,6 +126,7 @@ class RunPlan:
     disk: dict[str, int]
     privacy: PrivacyPlan | None
     rehearsal: dict[str, float]
+    limit: dict[str, int] | None
     warnings: tuple[str, ...]
 
 
@@ -193,6 +195,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
             "rounds": len(estimate.measured.rounds),
             "steps": sum(len(turn.steps) for turn in estimate.measured.turns),
         },
+        limit=limit_facts(experiment),
         warnings=(
             *_warnings(estimate, memory, disk),
             *(privacy_warnings(privacy) if privacy else ()),

@@ -20,6 +20,7 @@ class Column:
         digits: Decimals people read.
         factor: What the figure is multiplied by for people: 100 turns a score into points.
         time: Whether the figure is a time in seconds, which people read in hours, minutes and seconds.
+        travels: Whether it says what travels: who sends nothing at all is not the best at it.
     """
 
     title: str
@@ -27,6 +28,7 @@ class Column:
     digits: int = 1
     factor: float = 1.0
     time: bool = False
+    travels: bool = False
 
     def text(self, value: float) -> str:
         """Returns a figure as people read it."""
@@ -65,12 +67,18 @@ def _per_round(key: str) -> Callable[[Summary], float | None]:
 
 COSTS: dict[str, tuple[Column, Callable[[Summary], float | None]]] = {
     "percent_of_full_model": (
-        Column("update, % of model", "lower"),
+        Column("update, % of model", "lower", travels=True),
         _at("communication.percent_of_full_model"),
     ),
-    "megabytes_sent": (Column("sent, MB", "lower"), _megabytes_sent),
-    "megabytes_up": (Column("up, MB", "lower"), _megabytes("communication.bytes_up")),
-    "megabytes_down": (Column("down, MB", "lower"), _megabytes("communication.bytes_down")),
+    "megabytes_sent": (Column("sent up and down, MB", "lower", travels=True), _megabytes_sent),
+    "megabytes_up": (
+        Column("sent up, MB", "lower", travels=True),
+        _megabytes("communication.bytes_up"),
+    ),
+    "megabytes_down": (
+        Column("sent down, MB", "lower", travels=True),
+        _megabytes("communication.bytes_down"),
+    ),
     "train_seconds_per_round": (Column("training, s a round", "lower"), _per_round("train_seconds")),
     "serve_seconds_per_round": (Column("server's part, s a round", "lower"), _per_round("serve_seconds")),
     "rounds_to_90_percent": (Column("rounds to 90 %", "lower"), _at("convergence.rounds_to_90_percent")),
@@ -104,7 +112,8 @@ EMULATED_COSTS = (
 """Those of them that only runs on emulated devices have; null in others."""
 SHOWN_COSTS = (
     "percent_of_full_model",
-    "megabytes_sent",
+    "megabytes_up",
+    "megabytes_down",
     "train_seconds_per_round",
     "rounds_to_90_percent",
     "peak_memory_megabytes",

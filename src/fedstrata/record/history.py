@@ -133,14 +133,13 @@ def state_of(events: Sequence[Mapping[str, Any]]) -> State:
     return "unfinished"
 
 
-def bytes_sent(rounds: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Returns the bytes that had travelled, up and down over all clients, at the end of each round."""
-    return list(
-        accumulate(
-            sum(client["bytes_up"] + client["bytes_down"] for client in event["exchanges"].values())
-            for event in rounds
-        )
+def bytes_sent(rounds: Sequence[Mapping[str, Any]]) -> list[tuple[int, int]]:
+    """Returns the bytes that had travelled up, and down, over all clients, at the end of each round."""
+    up, down = (
+        list(accumulate(sum(client[way] for client in event["exchanges"].values()) for event in rounds))
+        for way in ("bytes_up", "bytes_down")
     )
+    return list(zip(up, down, strict=True))
 
 
 def client_scores(event: Mapping[str, Any], metric: str) -> dict[str, float]:
@@ -196,11 +195,11 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
 
     Scores are those of the validation split by this metric, null for a round that was not scored; `headline`
     is the one a round is judged by, `trained` the mean of the models that clients trained, before they were
-    merged. `bytes` is what had travelled by then, `simulated` what the rounds so far took on the simulated
-    clock in seconds, null without emulated devices.
+    merged. `up` and `down` are the bytes that had travelled by then, `bytes` both; `simulated` is what the
+    rounds so far took on the simulated clock in seconds, null without emulated devices.
     """
     rows, simulated = [], 0.0
-    for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
+    for event, (up, down) in zip(rounds, bytes_sent(rounds), strict=True):
         own = event.get("simulated_seconds")
         simulated += own or 0.0
         clients = client_scores(event, metric).values()
@@ -215,7 +214,9 @@ def round_rows(rounds: Sequence[Mapping[str, Any]], metric: str) -> list[dict[st
                 "headline": headline(event, metric),
                 "low": min(clients, default=None),
                 "high": max(clients, default=None),
-                "bytes": sent,
+                "up": up,
+                "down": down,
+                "bytes": up + down,
                 "simulated": None if own is None else simulated,
                 "seconds": event["seconds"],
             }

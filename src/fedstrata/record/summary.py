@@ -53,6 +53,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "communication": _communication(start, rounds),
         "failures": _failures(start, rounds),
         "corrupt": start.get("corrupt"),
+        "limit": start.get("limit"),
         "convergence": {
             "metric": metric,
             "rounds_to_90_percent": _rounds_to(rounds, metric, falling=falling),

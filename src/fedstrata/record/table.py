@@ -259,15 +259,18 @@ def _statistics(row: RowResult, key: str, target: Target | None) -> dict[str, An
 def _mark_best(rows: Sequence[Mapping[str, Any]], key: str, column: Column) -> None:
     """Marks the best means of a column, as printed, and gives every row its difference to the best.
 
-    Rows that lack a seed's value, or are on other documents, are never the best; nor is any where all are
-    equal.
+    Rows that lack a seed's value, are on other documents, or send nothing at all where it is counted what
+    travels, are never the best; nor is any where all are equal.
     """
     if column.better is None:
         return
     having = [
         cell
         for row in rows
-        if row["competes"] and (cell := row["values"][key]) and cell["n"] == len(row["cells"])
+        if row["competes"]
+        and (cell := row["values"][key])
+        and cell["n"] == len(row["cells"])
+        and not (column.travels and cell["maximum"] == 0)
     ]
     printed = {column.text(cell["mean"]) for cell in having}
     if len(printed) < 2:

@@ -17,7 +17,7 @@ from fedstrata.record.costs import Column
 TARGETS: Mapping[str, Column] = {
     "seconds_to_target": Column("time to target", "lower", time=True),
     "rounds_to_target": Column("rounds to target", "lower"),
-    "megabytes_to_target": Column("sent to target, MB", "lower"),
+    "megabytes_to_target": Column("sent up and down to target, MB", "lower", travels=True),
 }
 """The columns of time to accuracy."""
 MEAN_OF_CLIENTS = "mean_client"

@@ -218,7 +218,7 @@ class Trackers:
         rounds = committed_rounds(read_events(self._record))
         for event, sent in zip(rounds, bytes_sent(rounds), strict=True):
             if event["round"] > self._state[name]["round"]:
-                values = round_values(event, self._metric()) | {"bytes/sent": sent}
+                values = round_values(event, self._metric()) | {"bytes/sent": sum(sent)}
                 self._open[name].log(values, event["round"])
                 self._remember(name, event["round"])
 

@@ -38,6 +38,15 @@ def score(value: float | None, name: str = "") -> str:
     return f"{value:.3f}"
 
 
+def limited_to(most: int, kept: int, of: int) -> str:
+    """Returns how far `data.limit` has cut a corpus down.
+
+    >>> limited_to(20, 120, 4310)
+    'limited to 20 documents by site and part (data.limit): 120 of 4,310'
+    """
+    return f"limited to {plural(most, 'document')} by site and part (data.limit): {kept:,} of {of:,}"
+
+
 def epsilon(value: float | None) -> str:
     """Returns an epsilon, rounded up, so that no more is claimed than is true; or that nothing bounds it.
 

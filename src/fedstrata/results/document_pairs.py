@@ -10,8 +10,9 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.settings.source import read_source, validate
-from fedstrata.data.readers import FORMATS, read
-from fedstrata.data.readers.folders import find_sources
+from fedstrata.data.readers import FORMATS, formats_of, read
+from fedstrata.data.readers.files import Format
+from fedstrata.data.readers.folders import find_sources, split_within
 from fedstrata.data.select import keep_types, rename_relations, select_types, types_of
 from fedstrata.data.split import PARTS
 from fedstrata.data.writers.layout import name_of
@@ -28,13 +29,25 @@ NAMED = 5
 """Documents that a message names at most."""
 
 
-def read_documents(path: Path, form: str | None, option: str) -> list[Document]:
+def formats_as(run: Path) -> Mapping[str, Format]:
+    """Returns how a run read its documents: which columns held what, and what a document was.
+
+    Raises:
+        ConfigurationError: The directory holds no finished run.
+    """
+    return formats_of(open_task(run, "--as")[0].data)
+
+
+def read_documents(
+    path: Path, form: str | None, option: str, formats: Mapping[str, Format] = FORMATS
+) -> list[Document]:
     """Reads one side.
 
     Args:
         path: A file or folder.
         form: Its format; known by the names of its files if none.
         option: The option that names the format, for messages.
+        formats: How each format is read, where other than by default.
 
     Raises:
         ConfigurationError: There is no such format.
@@ -42,12 +55,12 @@ def read_documents(path: Path, form: str | None, option: str) -> list[Document]:
     """
     if form is None:
         form = format_of(path, option)
-    elif form not in FORMATS:
-        raise ConfigurationError([Problem(option, f"must be one of {', '.join(FORMATS)}, not {form!r}")])
-    ends = FORMATS[form].annotation_suffix
-    if ends and not any(source.annotations for source in find_sources(path, FORMATS[form])):
+    elif form not in formats:
+        raise ConfigurationError([Problem(option, f"must be one of {', '.join(formats)}, not {form!r}")])
+    ends = formats[form].annotation_suffix
+    if ends and not any(source.annotations for source in find_sources(path, formats[form])):
         raise DataError(path, "has no annotations", expected=f"*{ends}, which may be empty")
-    return read(path, form)
+    return read(path, form, formats=formats)
 
 
 def format_of(path: Path, option: str) -> str:
@@ -164,8 +177,9 @@ def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[l
     Args:
         run: The run directory.
         part: `train`, `validation` or `test`.
-        sides: The annotated documents, under the ids that they had in the run, and those of the systems,
-            which may have some of the others as well.
+        sides: The annotated documents, under the ids that they had in the run, or without the folder or file
+            in these that meant the part, as where the part was given alone; and those of the systems, which
+            may have some of the others as well.
 
     Returns:
         The sides, in their order.
@@ -180,16 +194,35 @@ def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[l
     if not file.is_file():
         message = f"{run} does not say which documents are whose: there is no {DOCUMENTS} in it"
         raise ConfigurationError([Problem("--part", message)])
-    clients = json.loads(file.read_text(encoding="utf-8")).values()
-    ids = {id_ for documents in clients if documents["train"] for id_ in documents[part]}
+    clients = [own for own in json.loads(file.read_text(encoding="utf-8")).values() if own["train"]]
+    ids = {id_ for documents in clients for id_ in documents[part]}
+    elsewhere = {id_ for documents in clients for name in PARTS if name != part for id_ in documents[name]}
     known = {document.id for document in sides[0]}
+    if not ids <= known:  # perhaps the files of the part alone, whose place in the corpus is not in their ids
+        run_bare = {_without_part(id_, part): id_ for id_ in ids}
+        own_bare = {_without_part(id_, part): id_ for id_ in known}
+        if len(run_bare) == len(ids) and len(own_bare) == len(known) and run_bare.keys() <= own_bare.keys():
+            ids = {own_bare[name] for name in run_bare}
     missing = sorted(ids - known)
     if missing or not ids:
         lacking = f"GOLD lacks these of the {part} part of {run}: {_listed(missing)}"
         message = lacking if ids else f"{run} has no {part} documents"
         raise ConfigurationError([Problem("--part", message)])
-    others = known - ids
-    return [[document for document in side if document.id not in others] for side in sides]
+    # A system's documents may have other ids: how far these hold site and split depends on the format.
+    places = {_place(document) for document in sides[0] if document.id not in ids}
+    others = (known | elsewhere) - ids
+    return [
+        [document for document in side if document.id not in others and _place(document) not in places]
+        if number
+        else [document for document in side if document.id in ids]
+        for number, side in enumerate(sides)
+    ]
+
+
+def _without_part(id_: str, part: str) -> str:
+    """Returns an id without the folders and files in it that mean a part of the split."""
+    *folders, name = id_.split("/")
+    return "/".join([*(folder for folder in folders if (split_within(folder) or folder) != part), name])
 
 
 def _of_types(problems: Iterable[Problem]) -> ConfigurationError:
@@ -200,7 +233,8 @@ def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -
     """Returns a system's documents in the order of the annotated ones.
 
     Documents belong together by their ids or, where these are not the same on both sides, by their site,
-    split and name: how far an id holds site and split depends on the format.
+    split and name, else by their names alone if each has its own: how far an id holds site and split depends
+    on the format, and on whether a part was given alone. Their texts must then be the same.
 
     Args:
         gold: The annotated documents.
@@ -210,11 +244,11 @@ def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -
     Raises:
         ConfigurationError: A document is missing on one side, or has another text; all are told at once.
     """
-    key: Callable[[Document], str] = attrgetter("id")
-    if {key(document) for document in gold} != {key(document) for document in predicted} and (
-        {_place(document) for document in gold} == {_place(document) for document in predicted}
-    ):
-        key = _place
+    keys: list[Callable[[Document], str]] = [attrgetter("id"), _place, name_of]
+    fitting = (each for each in keys if set(map(each, gold)) == set(map(each, predicted)))
+    key = next(fitting, keys[0])
+    if len(set(map(key, gold))) < len(gold) or len(set(map(key, predicted))) < len(predicted):
+        key = keys[0]
     own = {key(document): document for document in predicted}
     known = {key(document) for document in gold}
     missing = [document.id for document in gold if key(document) not in own]

@@ -12,8 +12,12 @@ from hypothesis import strategies as st
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers import read
+from fedstrata.core.settings.data import CorpusSettings
+from fedstrata.core.settings.formats import ConllSettings
+from fedstrata.core.settings.source import read_source
+from fedstrata.data.readers import formats_of, read
 from fedstrata.data.readers.tags import chunks, invalid_transition
+from fedstrata.engine.check import check_settings
 
 
 def read_text(tmp_path: Path, content: str, name: str = "corpus.tsv") -> list[Document]:
@@ -157,3 +161,45 @@ def test_errors_name_the_line_and_never_the_text(tmp_path: Path, content: str, l
     assert (raised.value.path, raised.value.line) == (tmp_path / "corpus.tsv", line)
     assert says in str(raised.value)
     assert "SECRET" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings"),
+    [
+        (["1\tNo\tDT\tO\tx", "2\tfever\tNN\tB-problem\tx"], {"token": 2, "tag": 4}),
+        (["O  No", "B-problem   fever"], {"token": 2, "tag": 1}),
+        (["No,DT,O", "fever,NN,B-problem"], {"separator": ","}),
+        (["No it\tO", "#,fever\tB-problem"], {"separator": "\t"}),
+    ],
+)
+def test_the_settings_say_which_columns_and_what_is_between(
+    tmp_path: Path, rows: list[str], settings: dict[str, object]
+) -> None:
+    (tmp_path / "a.conll").write_text("# sent_id = 1\n" + "\n".join(rows) + "\n")
+    corpus = CorpusSettings(format="conll", path="a", conll=ConllSettings.model_validate(settings))
+    (document,) = read(tmp_path / "a.conll", "conll", formats=formats_of(corpus))
+    assert [label for _, label in mentions(document)] == ["problem"]
+    assert document.text.split()[-1].endswith("fever")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ("{token: 0}", "data.conll.token: must be greater than or equal to 1, not 0"),
+        ("{tag: first}", "data.conll.tag: must be a whole number or 'last', not 'first'"),
+        ("{token: 2, tag: 2}", "data.conll: token and tag are two columns, and both are 2"),
+        ("{separator: ', '}", "data.conll.separator: must be text of at most 1 character, not ', '"),
+    ],
+)
+def test_wrong_settings_are_one_message_with_their_place(settings: str, says: str) -> None:
+    source = read_source(None, [f"data={{format: conll, path: x, conll: {settings}}}"])
+    (problem,) = check_settings(source).problems
+    assert says in str(problem)
+    assert problem.origin == "the command line"
+
+
+def test_a_file_without_the_column_that_is_named_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.conll").write_text("SECRET\tO\n")
+    corpus = CorpusSettings(format="conll", path="a", conll=ConllSettings(tag=5))
+    with pytest.raises(DataError, match=r"line 1: a line of 2 columns, of which data\.conll\.tag names 5"):
+        read(tmp_path / "a.conll", "conll", formats=formats_of(corpus))

@@ -273,7 +273,7 @@ def test_an_id_that_cannot_be_reached(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     said = in_a_fresh_process("acme/absent", tmp_path, HF_HUB_OFFLINE="1")
     assert "data.path: 'acme/absent' is no file or folder here" in said
-    assert "cannot be loaded as an id of the Hugging Face hub" in said
+    assert "cannot be loaded as an id of the Hugging Face hub (ConnectionError: Couldn't reach" in said
 
 
 def test_without_the_library_the_message_says_what_to_install(tmp_path: Path) -> None:
@@ -318,3 +318,49 @@ def test_rows_may_be_pairs_of_texts(tmp_path: Path) -> None:
         read(tmp_path / "a.csv", "datasets", columns=columns.model_copy(update={"text_pair": "second"}))
     with pytest.raises(ValueError, match="text_pair has no meaning with tokens"):
         ColumnSettings(tokens="a", tags="b", text_pair="c")
+
+
+KEYED = {
+    "21": {"QUESTION": "Is it?", "context": {"CONTEXTS": ["Fever.", "Pain."]}, "final": "yes"},
+    "22": {"QUESTION": "Was it?", "context": {"CONTEXTS": []}, "final": "no"},
+}
+NESTED = ColumnSettings(text=["QUESTION", "context.CONTEXTS"], labels="final")
+
+
+def test_objects_by_their_ids_and_fields_within_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(json.dumps(KEYED, indent=1))
+    documents = read(tmp_path / "a.json", "datasets", columns=NESTED)
+    assert documents == [
+        Document("21", "Is it?\nFever.\nPain.", labels=("yes",)),
+        Document("22", "Was it?\n", labels=("no",)),
+    ]
+    with pytest.raises(ConfigurationError, match=r"has no column 'context\.contexts'; it has QUESTION, cont"):
+        read(tmp_path / "a.json", "datasets", columns=NESTED.model_copy(update={"text": "context.contexts"}))
+    (tmp_path / "a.json").write_text('{"SECRET": {"text": "a"}, "SECRET": {"text": "b"}}')
+    with pytest.raises(DataError, match="an object has one name twice") as raised:
+        rows(tmp_path)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_fields_within_columns_of_json_lines(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(record) + "\n" for record in KEYED.values()))
+    texts = [document.text for document in read(tmp_path / "a.jsonl", "datasets", columns=NESTED)]
+    assert texts == ["Is it?\nFever.\nPain.", "Was it?\n"]
+    numbers = json.dumps({"QUESTION": "SECRET", "context": {"CONTEXTS": [1]}, "final": "x"})
+    (tmp_path / "a.jsonl").write_text(numbers)
+    with pytest.raises(DataError, match=r"'context\.CONTEXTS' holds a list with int") as raised:
+        read(tmp_path / "a.jsonl", "datasets", columns=NESTED)
+    assert "SECRET" not in str(raised.value)
+
+
+def test_the_cause_is_told_without_what_the_file_says(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    (tmp_path / "a.jsonl.gz").write_text('{"text": "SECRET"}')
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz: .*BadGzipFile: Not a gzipped file") as raised:
+        rows(tmp_path)
+    assert "SECRET" not in str(raised.value)
+    (tmp_path / "a.jsonl.gz").unlink()
+    (tmp_path / "a.json").write_text('[{"text": "SECRET"}, 3]')
+    with pytest.raises(DataError, match=r"ArrowInvalid: changed from object to string in row 0"):
+        rows(tmp_path)

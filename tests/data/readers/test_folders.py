@@ -258,6 +258,7 @@ def test_bytes_that_are_not_utf8_are_found(tmp_path: Path, format: str) -> None:
         "ag_news": b"1,SECRET,b",
         "glue": b"sentence\tlabel",
         "mts_dialog": b"dialogue",
+        "relation_table": b"text|head|tail",
     }
     path = tmp_path / f"rte-note{FORMATS[format].suffixes[0]}"
     first = header.get(format, b"SECRET")
@@ -273,3 +274,29 @@ def test_paths_and_formats_that_do_not_exist(tmp_path: Path) -> None:
         read(tmp_path / "nowhere", "brat")
     with pytest.raises(ConfigurationError, match="'bioc' is none of text, i2b2, brat, conll"):
         read(tmp_path, "bioc")
+
+
+def test_files_that_say_what_a_folder_holds_are_passed_over_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tree(tmp_path, "a.txt", "a.ann", "README.txt", "CHANGELOG.txt", "README.md.txt", "README.md")
+    assert places(tmp_path, "brat") == [("a", "", "")]
+    assert "3 passed over, which by name say what a folder holds" in caplog.text
+    assert "CHANGELOG.txt, README.txt, README.md.txt" in caplog.text
+    tree(tmp_path, "README.ann")  # which somebody has annotated
+    assert [name for name, _, _ in places(tmp_path, "brat")] == ["README", "a"]
+    tree(tmp_path / "texts", "about_fever.txt", "LICENSE.txt")
+    assert [name for name, _, _ in places(tmp_path / "texts", "text")] == ["about_fever"]
+
+
+@pytest.mark.parametrize("unannotated", ["refuse", "skip"])
+def test_a_corpus_without_any_annotation_says_so_and_what_to_do(tmp_path: Path, unannotated: str) -> None:
+    tree(tmp_path, "x/a.txt", "y/b.txt")
+    data = f"data={{format: brat, path: {tmp_path}, unannotated: {unannotated}}}"
+    with pytest.raises(ConfigurationError) as refused:
+        prepare(read_source(None, [data]))
+    (problem,) = refused.value.problems
+    assert problem.path == "data.path"
+    assert "holds 2 texts and no *.ann for any of them (expected a.ann and so on beside them" in str(problem)
+    assert "data.format: text, or data.unannotated: keep" in str(problem)
+    assert problem.origin == "the command line"

@@ -136,3 +136,26 @@ def test_files_named_as_corpora_are_published(tmp_path: Path) -> None:
         "NCBIdevelopset_corpus/17": "validation",
         "CDR_TestSet.PubTator/17": "test",
     }
+
+
+def test_the_forms_that_other_corpora_have(tmp_path: Path) -> None:
+    """Documents right after each other or torn by blank lines, no abstract, unknown concepts, relations."""
+    lines = [
+        "17|t|Fever in rats.",
+        "",
+        "17|a|Rats had fever | rash.",
+        "17\t0\t5\tFever\tDisease\t-1",
+        "17\t9\t13\trats\tSpecies",
+        "",
+        "17\t24\t36\tfever | rash\tDisease\tD1|D2\tfever|rash",
+        "17\tCID\tD1\t-1",
+        "17\tAssociation\tD1\t10090\tNovel",
+        "18|t|A title alone.",
+        "18\t2\t7\ttitle\tThing\t-",
+        "19|t|",
+        "19|a|An abstract.",
+    ]
+    first, second, third = read(written(tmp_path / "a.txt", "\n".join(lines)), "pubtator")
+    assert [(span.start, span.end) for span in first.spans] == [(0, 5), (9, 13), (24, 36)]
+    assert (first.relations, second.text, third.text) == ((), "A title alone.", " An abstract.")
+    assert second.spans == (Span(2, 7, "Thing"),)

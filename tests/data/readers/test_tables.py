@@ -42,7 +42,7 @@ def test_names_of_columns(tmp_path: Path) -> None:
 
 def test_tabs_and_quotation_marks_that_mean_nothing(tmp_path: Path) -> None:
     path = written(tmp_path / "t.tsv", b'a\tb\n" one\ttwo "\n')
-    assert list(read_rows(path, tabs=True)) == [(2, {"a": '" one', "b": 'two "'})]
+    assert list(read_rows(path, separator="\t")) == [(2, {"a": '" one', "b": 'two "'})]
 
 
 def test_a_table_with_semicolons_is_told_from_one_with_a_broken_row(tmp_path: Path) -> None:

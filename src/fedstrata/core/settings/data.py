@@ -1,6 +1,8 @@
 """Where documents come from and how they are divided: `data`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from itertools import combinations
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -8,6 +10,7 @@ from pydantic import AfterValidator, Field, ValidationError
 from fedstrata.core.errors import ConfigurationError, did_you_mean
 from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.base import Count, Fraction, Part, Settings, idle_settings
+from fedstrata.core.settings.formats import ConllSettings, RelationTableSettings
 from fedstrata.core.settings.reader import READERS, reader_of
 
 
@@ -102,10 +105,11 @@ class DatasetSettings(Settings):
 
 
 class ColumnSettings(Settings):
-    """Which columns hold what (format `datasets`)."""
+    """Which columns hold what (format `datasets`); `a.b` is the field `b` within the column `a`."""
 
     text: str | list[str] = Field(
-        default="text", description="The text; of several columns, joined by line breaks."
+        default="text",
+        description="The text; of several columns, or of a list of texts, joined by line breaks.",
     )
     text_pair: str | None = Field(default=None, description="The second text, where rows are pairs of texts.")
     labels: str | None = Field(default=None, description="A label of the document, or a list of them.")
@@ -151,11 +155,45 @@ class LabelSettings(Settings):
     )
 
 
+Files = dict[Literal["train", "validation", "test"], str | Annotated[list[str], Field(min_length=1)]]
+"""The files or folders of each part of a corpus."""
+
+
+def listed(files: Files) -> list[tuple[str, str]]:
+    """Returns each place of `Files` with the part that it is of, in their order."""
+    return [
+        (part, place) for part, own in files.items() for place in ([own] if isinstance(own, str) else own)
+    ]
+
+
+def with_places(section: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """Returns those settings of a corpus that name a place on this machine, each of them changed.
+
+    Args:
+        section: Settings of a corpus, checked or as they were read: what is no text is left out.
+        change: What becomes of a place.
+    """
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, list):
+            return [changed(each) for each in value]
+        return change(value) if isinstance(value, str) else value
+
+    given = {name: section.get(name) for name in ("path", "patients")}
+    found = {name: change(place) for name, place in given.items() if isinstance(place, str)}
+    files = section.get("files")
+    return found | ({"files": {k: changed(v) for k, v in files.items()}} if isinstance(files, dict) else {})
+
+
 FORMATS = (
     *("synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news"),
-    *("glue", "superglue", "mts_dialog", "text", "datasets"),
+    *("glue", "superglue", "mts_dialog", "text", "medline", "relation_table", "datasets"),
 )
 """What `data.format` may be besides readers that are plugged in."""
+
+
+WITHOUT_PARTS = ("synthetic", "mimic")
+"""Those of them that have no files of a part: one is made, the other is tables that are joined."""
 
 
 def _known_format(name: str) -> str:
@@ -189,6 +227,11 @@ class CorpusSettings(Settings):
         default=None,
         description="A file or folder; sub-folders are sites. With `datasets` also an id of the hub.",
     )
+    files: Files | None = Field(
+        default=None,
+        description="The files or folders of each part, instead of `path`: one, or a list, for each of "
+        "`train`, `validation` and `test`.",
+    )
     patients: str | None = Field(
         default=None,
         description="A CSV or TSV file of two columns, `document` and `patient`: whose each document is, in "
@@ -198,6 +241,8 @@ class CorpusSettings(Settings):
     mimic: MimicSettings = MimicSettings()
     conllu: ConlluSettings = ConlluSettings()
     text: PlainTextSettings = PlainTextSettings()
+    conll: ConllSettings = ConllSettings()
+    relation_table: RelationTableSettings = RelationTableSettings()
     dataset: DatasetSettings = DatasetSettings()
     columns: ColumnSettings = ColumnSettings()
     reader: dict[str, Any] = Field(
@@ -235,6 +280,8 @@ class CorpusSettings(Settings):
             "mimic": ("mimic",),
             "conllu": ("conllu",),
             "text": ("text",),
+            "conll": ("conll",),
+            "relation_table": ("relation_table",),
             "dataset": ("datasets",),
             "columns": ("datasets",),
             "unannotated": ("i2b2", "brat", "glue", "superglue"),
@@ -249,10 +296,31 @@ class CorpusSettings(Settings):
             yield "; ".join(idle)
         if self.format not in FORMATS:
             yield from self._misfits_of_reader()
-        if self.format != "synthetic" and not self.path:
+        if self.files is not None:
+            yield from self._misfits_of_files(self.files)
+        elif self.format != "synthetic" and not self.path:
             yield f"data.path must name a file or folder when data.format is {self.format!r}"
         if self.format == "synthetic" and self.path:
             yield f"data.path={self.path!r} has no meaning when data.format is 'synthetic'"
+
+    def _misfits_of_files(self, files: Files) -> Iterator[str]:
+        if self.format in WITHOUT_PARTS:
+            have = f"data.format {self.format!r}, which has no files of a part"
+            yield f"data.files has no meaning with {have}; data.split divides its documents"
+        if self.path:
+            yield "data.files and data.path both say where the documents are: set one of them"
+        if self.dataset != DatasetSettings():
+            yield "data.dataset has no meaning with data.files, which says what the parts are"
+        named = [
+            (f"data.files.{part}", place, Path(place).expanduser().resolve()) for part, place in listed(files)
+        ]
+        for (one, first, mine), (other, second, its) in combinations(named, 2):
+            where = one if one == other else f"{one} and {other}"
+            if mine == its:
+                yield f"{where} name {second!r} twice: a document is of one part, and read once"
+            elif mine in its.parents or its in mine.parents:
+                inner, outer = (second, first) if mine in its.parents else (first, second)
+                yield f"{where} name {inner!r}, which lies in {outer!r}, named too: it would be read twice"
 
     def _misfits_of_reader(self) -> Iterator[str]:
         try:
@@ -273,8 +341,21 @@ class DataSettings(CorpusSettings):
         "(`annotates`); `absent` is what is usual, and teaches a model not to find it.",
     )
     split: SplitSettings = SplitSettings()
+    limit: Count | None = Field(
+        default=None,
+        description="For a quick try: so many documents at most of each site and part, those of `external` "
+        "too, drawn by the seed once documents have their parts. All if null.",
+    )
     external: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], CorpusSettings] = Field(
         default={},
         description="Corpora that are only tested on, by the name that their scores have: all documents of "
         "each, with the settings of `data` above.",
     )
+
+    def _misfits(self) -> Iterator[str]:
+        yield from super()._misfits()
+        if self.files is not None and "train" not in self.files:
+            parts = ", ".join(self.files) or "no part"
+            yield f"data.files must name what is trained on, train, and names {parts}"
+        if self.limit is not None and self.format == "synthetic":
+            yield "data.limit has no meaning with data.format 'synthetic': data.synthetic.notes says how many"

@@ -8,10 +8,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, Problem, require_sound
-from fedstrata.core.settings.data import ColumnSettings, CorpusSettings, DatasetSettings
+from fedstrata.core.errors import (
+    ConfigurationError,
+    DataError,
+    FedstrataError,
+    Problem,
+    refuse,
+    require_sound,
+)
+from fedstrata.core.settings.data import ColumnSettings, CorpusSettings, DatasetSettings, Files, listed
 from fedstrata.core.settings.reader import Reader, reader_of
 from fedstrata.data.readers import (
     ag_news,
@@ -22,10 +30,12 @@ from fedstrata.data.readers import (
     glue,
     i2b2,
     jsonl,
+    medline,
     mimic,
     mts_dialog,
     mtsamples,
     pubtator,
+    relation_table,
     superglue,
     texts,
 )
@@ -40,6 +50,8 @@ FORMATS: dict[str, Format] = {
     "conllu": conllu.FORMAT,
     "jsonl": jsonl.FORMAT,
     "pubtator": pubtator.FORMAT,
+    "medline": medline.FORMAT,
+    "relation_table": relation_table.FORMAT,
     "mtsamples": mtsamples.FORMAT,
     "mimic": mimic.FORMAT,
     "ag_news": ag_news.FORMAT,
@@ -54,12 +66,14 @@ def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
     """Returns every format of `FORMATS` as settings would have it read.
 
     Args:
-        settings: Which notes of MIMIC-III tables to keep, what the text of a treebank's sentence is, and what
-            the documents of a plain text are; or which reader of one's own reads them, and how.
+        settings: Which notes of MIMIC-III tables to keep, what the text of a treebank's sentence is, what the
+            documents of a plain text are, and which columns hold what; or which reader of one's own reads.
     """
     notes = partial(mimic.read, categories=settings.mimic.categories)
     sentences = partial(conllu.read, text=settings.conllu.text)
     parts = partial(texts.read, documents=settings.text.documents)
+    tagged = partial(conll.read, settings=settings.conll)
+    related = partial(relation_table.read, settings=settings.relation_table)
     plugged = settings.format not in {*FORMATS, "datasets", "synthetic"}
     own = {settings.format: format_of(reader_of(settings.format, settings.reader))} if plugged else {}
     return {
@@ -67,6 +81,8 @@ def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
         **own,
         "mimic": replace(mimic.FORMAT, read=notes),
         "conllu": replace(conllu.FORMAT, read=sentences),
+        "conll": replace(conll.FORMAT, read=tagged),
+        "relation_table": replace(relation_table.FORMAT, read=related),
         "text": replace(texts.FORMAT, read=parts, one_a_file=settings.text.documents == "files"),
     }
 
@@ -131,6 +147,8 @@ def read(
     formats: Mapping[str, Format] = FORMATS,
     dataset: DatasetSettings = DatasetSettings(),  # noqa: B008 - frozen, so one for all calls will do
     columns: ColumnSettings = ColumnSettings(),  # noqa: B008
+    part: str = "",
+    annotated: bool = False,
 ) -> list[Document]:
     """Reads the documents of a file or folder.
 
@@ -143,6 +161,10 @@ def read(
         formats: How each format is read, where other than by default (`formats_of`).
         dataset: Which part of a data set (`datasets`).
         columns: What its columns hold (`datasets`).
+        part: `train`, `validation` or `test` where all of them are of that part (`data.files`), as if they
+            lay in a folder of that name.
+        annotated: Whether texts none of which has annotations are refused in formats with annotations in
+            files of their own, unless `unannotated` keeps them; else they are the input of a prediction.
 
     Returns:
         The documents, sorted by path. Each one's `site` is its sub-folder, its `metadata["split"]` is
@@ -159,10 +181,11 @@ def read(
     if format == "datasets":
         rows = datasets.read(str(path), dataset, columns)
         found: Iterator[tuple[Source, Document]] = (
-            (source, _placed(document, source)) for source, document in rows
+            (source, _placed(document, _of_part(source, part))) for source, document in rows
         )
     else:
-        found = _from_files(Path(path), formats[format], unannotated)
+        annotated = annotated and unannotated != "keep"
+        found = _from_files(Path(path), formats[format], unannotated, part, annotated)
     documents: list[Document] = []
     paths: dict[str, Path] = {}
     for source, placed in found:
@@ -174,6 +197,38 @@ def read(
     if not documents:
         raise DataError(path, "holds no documents", expected="at least one")
     return documents
+
+
+def read_parts(files: Files, format: str, *, setting: str, **options: Any) -> list[Document]:
+    """Reads the files and folders of each part of a corpus (`data.files`).
+
+    Args:
+        files: What is to be read of each part.
+        format: As for `read`.
+        setting: What names them, for messages.
+        **options: As for `read`.
+
+    Returns:
+        The documents, part by part. Their ids begin with the part, as those of files in a folder of its name
+        do; one that names its own site keeps its id.
+
+    Raises:
+        ConfigurationError: With everything that is wrong with any of them.
+    """
+    documents: dict[str, Document] = {}
+    problems: list[Problem] = []
+    for part, place in listed(files):
+        try:
+            if not (path := Path(place).expanduser()).exists():
+                raise DataError(path, "no such file or folder")
+            for document in read(path, format, part=part, **options):
+                if documents.setdefault(document.id, document) is not document:
+                    message = f"a second document with the id {document.id!r}"
+                    raise DataError(path, message, expected="another id in each of data.files")
+        except DataError as error:
+            problems += [Problem(f"{setting}.{part}", str(each)) for each in error.each]
+    refuse(problems)
+    return list(documents.values())
 
 
 def read_prompts(path: Path) -> list[Document]:
@@ -190,10 +245,26 @@ def read_prompts(path: Path) -> list[Document]:
     return [Document(f"{path.stem}-{number}", line.strip()) for number, line in lines if line.strip()]
 
 
-def _from_files(path: Path, layout: Format, unannotated: Unannotated) -> Iterator[tuple[Source, Document]]:
+def _of_part(source: Source, part: str) -> Source:
+    """Returns a source as one of a part of the split, given that none or the same is told by its name."""
+    if part and source.split not in ("", part):
+        raise DataError(source.path, f"names the split {source.split!r}", expected=repr(part))
+    return replace(source, split=part, prefix=f"{part}/{source.prefix}") if part else source
+
+
+def _from_files(
+    path: Path, layout: Format, unannotated: Unannotated, part: str, annotated: bool
+) -> Iterator[tuple[Source, Document]]:
     errors: list[DataError] = []
-    for source in find_sources(path, layout, unannotated=unannotated):
+    sources = find_sources(path, layout, unannotated=unannotated)
+    if annotated and layout.annotation_suffix and not any(each.annotations for each in sources):
+        count = f"holds {len(sources)} texts and no *{layout.annotation_suffix} for any of them"
+        beside = f"{stem(sources[0].path, layout.suffixes)}{layout.annotation_suffix} and so on"
+        otherwise = "data.format: text, or data.unannotated: keep, if nobody has annotated them"
+        raise DataError(path, count, expected=f"{beside} beside them, which may be empty; or {otherwise}")
+    for found in sources:
         try:
+            source = _of_part(found, part)
             for document in documents_of(source, layout):
                 yield source, document
         except DataError as error:

@@ -2,29 +2,31 @@
 
 - A folder written by `save_to_disk`, one data set or several splits.
 - Files (`.csv`, `.tsv`, `.json`, `.jsonl`, `.parquet`), with sub-folders and names as for every other format.
-  All fields of a CSV file are text; quotation marks in a `.tsv` file are plain characters.
+  All fields of a CSV file are text; quotation marks in a `.tsv` file are plain characters. A `.json` file may
+  be an object of objects, whose names are their ids.
 - An id of the hub (`ag_news`, `owner/name`), which is the only case that uses the network. What was
   downloaded stays in the library's cache (`HF_HOME`). Local files leave nothing in any cache: the library's
   copies of JSON and parquet go to a temporary folder that is gone before this returns.
 
-`data.columns` says which columns hold what. Class numbers become their names where the data set has names;
--1, and an empty or missing label, is no label. No code of a data set runs, and nothing is unpickled.
+`data.columns` says which columns hold what; a name with dots is that of a field within a column. Class
+numbers become their names where the data set has names; -1, and an empty or missing label, is no label. No
+code of a data set runs, and nothing is unpickled.
 """
 
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, printable, refuse
 from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
+from fedstrata.data.readers.cells import Cells, Rows, value_of
 from fedstrata.data.readers.files import Format, Source, stem
 from fedstrata.data.readers.folders import find_sources, split_named
-from fedstrata.data.readers.tables import LONGEST_NAME, TABLES, WITH_TABS, read_rows, unlike_a_name
+from fedstrata.data.readers.tables import TABLES, WITH_TABS, named_records, read_rows
 from fedstrata.data.readers.tags import TAG, invalid_transition, tagged_document
 
 _RECORDS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
@@ -37,28 +39,15 @@ _REASONS = re.compile(
     r"|Invalid (value|(escape character|encoding) in string)"
     rf"|The document (is empty|root must not be followed by other values)|changed from {_KIND} to {_KIND}"
     r"|was specified twice|smaller than the minimum file footer|magic bytes not found in footer"
-    r"|Conversion failed for column)(\.? in row \d+)?"
+    r"|Conversion failed for column|straddling object straddles two block boundaries"
+    r"|Couldn't cast array of type \w+ to \w+|because column names don't match"
+    r"|Unsupported cast from \w+ to \w+|BuilderConfig|not a gzipped file"
+    r")(\.? in row \d+)?",
+    flags=re.IGNORECASE,
 )
+_SAFE = (OSError, UnicodeDecodeError, EOFError, ImportError, MemoryError)
+"""Errors whose words are of files, bytes and libraries, and never of what a file says."""
 _SAVED = ("dataset_dict.json", "state.json")
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows of one source, with the names of the classes its numbers stand for.
-
-    Attributes:
-        source: Where they come from.
-        name: What the ids of rows begin with.
-        columns: The columns there are.
-        rows: What each row holds, by column; for CSV with the line it begins on, otherwise None.
-        classes: The class names of each column that has any.
-    """
-
-    source: Source
-    name: str
-    columns: list[str]
-    rows: list[tuple[int | None, Mapping[str, Any]]]
-    classes: Mapping[str, Sequence[str]]
 
 
 @contextmanager
@@ -84,39 +73,67 @@ def _library(source: str | Path) -> Iterator[Any]:
             datasets.enable_progress_bars()
 
 
-def _reason(error: BaseException) -> str:
-    """Returns why a file cannot be read, in words of pyarrow that quote nothing of it; else the type."""
+def _chain(error: BaseException) -> list[BaseException]:
+    """Returns an error, what caused it, what caused that, and so on."""
+    links: list[BaseException] = []
     link: BaseException | None = error
-    while link is not None:
+    while link is not None and link not in links:
+        links.append(link)
+        link = link.__cause__ or link.__context__
+    return links
+
+
+def _reason(error: BaseException) -> str:
+    """Returns why a file cannot be read, in words of pyarrow that quote nothing; else the last cause."""
+    links = _chain(error)
+    for link in links:
         if words := _REASONS.search(str(link)):
             return f"{type(link).__name__}: {words[0]}"
-        link = link.__cause__ or link.__context__
-    return type(error).__name__
+    last = links[-1]
+    name = type(last).__name__
+    return f"{name}: {printable(str(last), 300)}" if isinstance(last, _SAFE) and str(last) else name
 
 
-def _loaded(source: Source, name: str, dataset: Any) -> _Rows:
+def _reason_of_hub(error: BaseException) -> str:
+    """Returns why a data set cannot be had; once it was there and read, its contents are not quoted."""
+    links = _chain(error)
+    if any(type(link).__name__.startswith("DatasetGeneration") for link in links):
+        return _reason(error)
+    told = dict.fromkeys(
+        f"{type(link).__name__}: {printable(' '.join(str(link).split()), 300)}"
+        for link in (links[0], links[-1])
+    )
+    return "; because of ".join(told)
+
+
+def _loaded(source: Source, name: str, dataset: Any) -> Rows:
     # Of a ClassLabel, or of a list of them.
     inner = {column: getattr(feature, "feature", feature) for column, feature in dataset.features.items()}
     classes = {column: names for column, own in inner.items() if (names := getattr(own, "names", None))}
-    return _Rows(source, name, list(dataset.column_names), [(None, row) for row in dataset], classes)
+    return Rows(source, name, list(dataset.column_names), [(None, row) for row in dataset], classes)
 
 
-def _file(source: Source, columns: ColumnSettings) -> _Rows:
+def _file(source: Source, columns: ColumnSettings) -> Rows:
     """Reads one table of any of the file types."""
     path, name = source.path, stem(source.path, _SUFFIXES)
     written = path.name.lower()
     if written.endswith(TABLES):
-        rows = list(read_rows(path, names=columns.names, tabs=written.endswith(WITH_TABS)))
-        return _Rows(source, name, list(rows[0][1]) if rows else [], [*rows], {})
+        rows = list(
+            read_rows(path, names=columns.names, separator="\t" if written.endswith(WITH_TABS) else None)
+        )
+        return Rows(source, name, list(rows[0][1]) if rows else [], [*rows], {})
     if not written.endswith(_SUFFIXES):
         raise DataError(path, "is no table", expected=", ".join(f"*{suffix}" for suffix in _SUFFIXES))
+    if written.endswith((".json", ".json.gz")) and (named := named_records(path)) is not None:
+        given = dict.fromkeys(column for row in named.values() for column in row)
+        return Rows(source, name, list(given), [(None, row) for row in named.values()], {}, list(named))
     with _library(path) as datasets, tempfile.TemporaryDirectory() as cache:
         made = datasets.Dataset
         read_table = made.from_json if written.endswith(_RECORDS) else made.from_parquet
         return _loaded(source, name, read_table(str(path), cache_dir=cache, keep_in_memory=True))
 
 
-def _saved(path: Path, settings: DatasetSettings) -> list[_Rows]:
+def _saved(path: Path, settings: DatasetSettings) -> list[Rows]:
     """Reads a folder that `save_to_disk` wrote."""
     with _library(path) as datasets:
         found = datasets.load_from_disk(str(path), keep_in_memory=True)
@@ -125,7 +142,7 @@ def _saved(path: Path, settings: DatasetSettings) -> list[_Rows]:
         return _by_split(path, found, settings)
 
 
-def _from_hub(name: str, settings: DatasetSettings) -> list[_Rows]:
+def _from_hub(name: str, settings: DatasetSettings) -> list[Rows]:
     """Downloads a data set, or takes it from the library's cache."""
     with _library(name) as datasets:
         try:
@@ -133,13 +150,13 @@ def _from_hub(name: str, settings: DatasetSettings) -> list[_Rows]:
         except Exception as error:
             message = (
                 f"{name!r} is no file or folder here, and cannot be loaded as an id of the Hugging Face hub "
-                f"({type(error).__name__}); check the name, data.dataset.config and the network"
+                f"({_reason_of_hub(error)}); check the name, data.dataset.config and the network"
             )
             raise ConfigurationError([Problem("data.path", message)]) from None
         return _by_split(Path(name), found, settings)
 
 
-def _by_split(path: Path, found: Mapping[str, Any], settings: DatasetSettings) -> list[_Rows]:
+def _by_split(path: Path, found: Mapping[str, Any], settings: DatasetSettings) -> list[Rows]:
     """Places each split of a data set; what is no split of ours must be named in the settings."""
     wanted = list(found) if settings.splits is None else settings.splits
     absent = [name for name in wanted if name not in found]
@@ -158,7 +175,7 @@ def _by_split(path: Path, found: Mapping[str, Any], settings: DatasetSettings) -
     ]
 
 
-def _all_rows(path: str, settings: DatasetSettings, columns: ColumnSettings) -> Iterator[_Rows]:
+def _all_rows(path: str, settings: DatasetSettings, columns: ColumnSettings) -> Iterator[Rows]:
     place = Path(path)
     if any((place / name).is_file() for name in _SAVED):
         yield from _saved(place, settings)
@@ -175,7 +192,7 @@ def _all_rows(path: str, settings: DatasetSettings, columns: ColumnSettings) -> 
         raise DataError(place, "no such file or folder", expected="one, or an id of the Hugging Face hub")
 
 
-def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
+def _check_columns(table: Rows, columns: ColumnSettings) -> None:
     texts = [columns.text] if isinstance(columns.text, str) else columns.text
     wanted = {f"text.{number}" if len(texts) > 1 else "text": name for number, name in enumerate(texts)}
     if columns.tokens is not None:
@@ -185,7 +202,7 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
         for key in ("text_pair", "labels", "id", "site", "patient", "split")
         if (name := getattr(columns, key)) is not None
     }
-    missing = {key: name for key, name in wanted.items() if name not in table.columns}
+    missing = {key: name for key, name in wanted.items() if not table.has(name)}
     found = "it has " + ", ".join(table.columns[:20]) + (", ..." if len(table.columns) > 20 else "")
     if len(missing) == len(wanted):
         # Perhaps a file without a header, whose first row is text that must not be quoted.
@@ -197,87 +214,12 @@ def _check_columns(table: _Rows, columns: ColumnSettings) -> None:
     refuse([Problem(f"data.columns.{key}", message) for key, message in named])
 
 
-@dataclass(frozen=True, slots=True)
-class _Cells:
-    """One row, and how to say what is wrong in it."""
-
-    table: _Rows
-    number: int
-    line: int | None
-    values: Mapping[str, Any]
-
-    def wrong(self, column: str, message: str, expected: str) -> DataError:
-        where = "" if self.line is not None else f"row {self.number}: "
-        message = f"{where}the column {column!r} {message}"
-        return DataError(self.table.source.path, message, line=self.line, expected=expected)
-
-    def text(self, column: str) -> str:
-        """Returns a cell that holds text; an empty one is empty text."""
-        value = self.values[column]
-        if value is not None and not isinstance(value, str):
-            raise self.wrong(column, f"holds {type(value).__name__}", "text")
-        return value or ""
-
-    def name(self, column: str) -> str:
-        """Returns a cell that names something, as text."""
-        value = self.values[column]
-        if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-            raise self.wrong(column, "names nothing", "text or a whole number")
-        return self._shown(column, str(value).strip())
-
-    def _shown(self, column: str, name: str) -> str:
-        """Refuses what is perhaps the text of a note, which no message may quote."""
-        if message := unlike_a_name(name):
-            raise self.wrong(column, message, f"at most {LONGEST_NAME}, in one line")
-        return name
-
-    def part(self, column: str) -> str:
-        """Returns the part of the split that a cell names."""
-        part = split_named(self.name(column))
-        if not part:
-            raise self.wrong(column, "names no part of the split", "train, validation or test")
-        return part
-
-    def names(self, column: str, separator: str | None = None) -> list[str]:
-        """Returns the labels in a cell: class numbers by their names, a list, or one, or text divided."""
-        value = self.values[column]
-        if separator is not None and isinstance(value, str):
-            value = value.split(separator)
-        classes = self.table.classes.get(column)
-        found = []
-        for item in value if isinstance(value, list) else [value]:
-            if item is None or item == "" or (classes and item == -1):
-                continue
-            if classes and isinstance(item, int) and 0 <= item < len(classes):
-                found.append(classes[item])
-            elif isinstance(item, str | int):
-                found.append(str(item).strip() if not isinstance(item, bool) else str(item).lower())
-            else:
-                raise self.wrong(
-                    column, f"holds {type(item).__name__}", "text, whole numbers or lists of them"
-                )
-            self._shown(column, found[-1])
-        return [name for name in found if name]
-
-    def labels(self, column: str, separator: str | None) -> list[str]:
-        """Returns the labels of a row; refuses a 0 or 1 for every class, which would give two labels."""
-        value = self.values[column]
-        numbers = [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
-        twice = next((number for number in numbers if number != -1 and numbers.count(number) > 1), None)
-        if twice is not None:
-            expected = (
-                "the numbers or names of the labels that a row has, and no 0 or 1 for each that it may have"
-            )
-            raise self.wrong(column, f"holds {twice} twice", expected)
-        return self.names(column, separator)
-
-
-def _tagged(cells: Sequence[_Cells], columns: ColumnSettings) -> list[list[tuple[str, str]]]:
+def _tagged(cells: Sequence[Cells], columns: ColumnSettings) -> list[list[tuple[str, str]]]:
     """Returns the tokens of every row with their tags, checked as a whole."""
     tokens_column, tags_column = str(columns.tokens), str(columns.tags)
     sentences = []
     for row in cells:
-        tokens, tags = row.values[tokens_column], row.names(tags_column)
+        tokens, tags = value_of(row.values, tokens_column), row.names(tags_column)
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
             raise row.wrong(tokens_column, "holds no list of tokens", "a list of texts")
         if len(tags) != len(tokens):
@@ -296,13 +238,13 @@ def _tagged(cells: Sequence[_Cells], columns: ColumnSettings) -> list[list[tuple
     return sentences
 
 
-def _documents(table: _Rows, columns: ColumnSettings) -> Iterator[Document]:
+def _documents(table: Rows, columns: ColumnSettings) -> Iterator[Document]:
     rows = enumerate(table.rows, start=1)
-    cells = [_Cells(table, number, line, values) for number, (line, values) in rows]
+    cells = [Cells(table, number, line, values) for number, (line, values) in rows]
     sentences = _tagged(cells, columns) if columns.tokens is not None else None
     texts = [columns.text] if isinstance(columns.text, str) else columns.text
     for position, row in enumerate(cells):
-        name = row.name(columns.id) if columns.id is not None else f"{table.name}-{row.number}"
+        name = row.name(columns.id) if columns.id is not None else row.id
         labels = row.labels(columns.labels, columns.separator) if columns.labels is not None else []
         site = row.name(columns.site) if columns.site is not None else ""
         if sentences is not None:
@@ -374,6 +316,6 @@ def read_table(table: Any, columns: ColumnSettings, *, name: str, site: str, spl
             message = f"{name} has two columns {twice[0]!r}, of which one would be read"
             raise ConfigurationError([Problem("data.columns", message)])
         plain = table.astype(object).where(table.notna(), None).set_axis(names, axis=1).to_dict("records")
-        rows = _Rows(source, name, names, [(None, _listed(row)) for row in plain], {})
+        rows = Rows(source, name, names, [(None, _listed(row)) for row in plain], {})
     _check_columns(rows, columns)
     return list(_documents(rows, columns))

@@ -12,8 +12,11 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 
 BYTE_ORDER_MARK = "\ufeff"
-ABOUT = ("readme", "license", "licence")
-"""How files are called, in formats of a text a file, that say what a folder holds."""
+ABOUT = (
+    *("readme", "read_me", "license", "licence", "copying", "notice", "changelog", "changes", "contributing"),
+    *("authors", "citation"),
+)
+"""How files are called, in formats of a text a file, that say what a folder holds. No other is guessed."""
 
 
 @dataclass(frozen=True, slots=True)

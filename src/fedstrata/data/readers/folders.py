@@ -14,6 +14,7 @@
 Hidden files and folders are passed over; files are taken in the order of their names.
 """
 
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,6 +24,8 @@ from typing import Literal
 
 from fedstrata.core.errors import DataError, require_sound
 from fedstrata.data.readers.files import Format, Source, stem
+
+logger = logging.getLogger(__name__)
 
 TOLD = 20
 """Wrong files that are named at once, at most."""
@@ -155,11 +158,16 @@ def _paired(place: Source, text_folder: Path, layout: Format) -> list[Source]:
         for name, path in found.items():
             wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
             raise DataError(path, "annotations without their text", expected=wanted)
-    return [
-        source
-        for source in sources
-        if source.annotations or stem(source.path, layout.suffixes).lower() not in layout.passed_over
-    ]
+    kept = [source for source in sources if source.annotations or not _is_about(source.path, layout)]
+    if passed_over := [path.name for path in texts if all(path != source.path for source in kept)]:
+        what = f"{len(passed_over)} passed over, which by name say what a folder holds and are no documents"
+        logger.warning("%s: %s: %s", text_folder, what, ", ".join(passed_over))
+    return kept
+
+
+def _is_about(path: Path, layout: Format) -> bool:
+    """Whether a file says by its name, `README.txt` or `README.md.txt`, what a folder holds."""
+    return stem(path, layout.suffixes).lower().removesuffix(".md") in layout.passed_over
 
 
 def _own_documents(place: Source, layout: Format) -> list[Source]:

@@ -50,7 +50,7 @@ _Row = tuple[int | None, str, Mapping[str, str]]
 
 def _rows(path: Path) -> Iterator[_Row]:
     if path.name.lower().endswith(_TABLES):
-        for line, row in read_rows(path, fold_case=True, tabs=True, skip_broken=True):
+        for line, row in read_rows(path, fold_case=True, separator="\t", skip_broken=True):
             yield line, "", row
     else:
         for name, record in read_records(path):

@@ -10,7 +10,8 @@ offsets is taken, for each document. White space in quotes does not count.
 
 Concepts (the column after the type, and those of composite mentions) and relations between concepts (lines
 whose second column is a word) are checked for their shape and left out. A document that a file has twice is
-read once; one that differs from its first copy is refused.
+read once; one that differs from its first copy is refused. Blank lines between and within documents may be
+there or not; a document may lack its abstract.
 """
 
 import re
@@ -19,7 +20,7 @@ from pathlib import Path
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import Format, Source, blocks
+from fedstrata.data.readers.files import Format, Source, filled_lines
 
 _PASSAGE = re.compile(r"([^|\t]+)\|([ta])\|(.*)")
 _OFFSET = re.compile(r"[0-9]{1,12}")
@@ -84,17 +85,14 @@ class _Article:
 
 def _articles(path: Path) -> list[_Article]:
     articles: list[_Article] = []
-    for block in blocks(path):
-        article = None
-        for number, line in block:
-            passage = _PASSAGE.fullmatch(line)
-            if passage and passage[2] == "t":
-                article = _Article(path, passage[1].strip(), number, passage[3])
-                articles.append(article)
-            elif article is not None:
-                article.take(number, line)
-            else:
-                raise DataError(path, "a document does not begin here", line=number, expected="ID|t|TITLE")
+    for number, line in filled_lines(path):
+        passage = _PASSAGE.fullmatch(line)
+        if passage and passage[2] == "t":
+            articles.append(_Article(path, passage[1].strip(), number, passage[3]))
+        elif articles:
+            articles[-1].take(number, line)
+        else:
+            raise DataError(path, "a document does not begin here", line=number, expected="ID|t|TITLE")
     return articles
 
 

@@ -48,7 +48,7 @@ def read_rows(
     required: Sequence[str] = (),
     fold_case: bool = False,
     names: Sequence[str] | None = None,
-    tabs: bool = False,
+    separator: str | None = None,
     skip_broken: bool = False,
 ) -> Iterator[Row]:
     """Yields the rows of a table.
@@ -58,7 +58,7 @@ def read_rows(
         required: Columns that must be there.
         fold_case: Give the names of columns in lower case, whatever the header has.
         names: The columns of a file without a header.
-        tabs: Fields are set apart by tabs, and quotation marks are plain characters.
+        separator: What sets fields apart in place of commas; quotation marks are plain characters then.
         skip_broken: Leave rows out that have another number of fields, and log how many, in place of refusing
             them.
 
@@ -68,8 +68,8 @@ def read_rows(
     """
     csv.field_size_limit(LONGEST_FIELD)
     lines = streamed_lines(path)
-    if tabs:
-        reader = csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, strict=True)
+    if separator is not None:
+        reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_NONE, strict=True)
     else:
         reader = csv.reader(lines, strict=True)
     columns = _columns(path, names, required) if names is not None else None
@@ -166,3 +166,32 @@ def read_records(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
             raise DataError(path, f"record {number} is {type(record).__name__}", expected=_RECORDS)
         known = ((key, field) for key, field in record.items() if not isinstance(field, bool))
         yield name, {key.strip().lower(): str(field) for key, field in known if isinstance(field, str | int)}
+
+
+def named_records(path: Path) -> dict[str, Mapping[str, Any]] | None:
+    """Returns the objects of a file of one object of objects, by their names; none if it has another form.
+
+    Args:
+        path: The file, UTF-8; `.gz` is decompressed.
+
+    Raises:
+        DataError: It cannot be read, or two of the objects have one name.
+    """
+    if not (text := read_text(path)).lstrip().startswith("{"):
+        return None
+    repeated = False
+
+    def distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal repeated
+        repeated |= len(dict(pairs)) < len(pairs)
+        return dict(pairs)
+
+    try:
+        named = json.loads(text, object_pairs_hook=distinct)
+    except json.JSONDecodeError:
+        return None  # perhaps lines of JSON
+    if not named or not all(isinstance(record, dict) for record in named.values()):
+        return None
+    if repeated:
+        raise DataError(path, "an object has one name twice", expected="another name for each")
+    return dict(named)

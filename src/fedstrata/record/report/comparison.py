@@ -92,7 +92,9 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
         "high": max(clients, default=None),
         "headline": headline(scores, metric),
         "percent": summary["communication"]["percent_of_full_model"],
-        "bytes": rounds[-1]["bytes"] if rounds and not history.start["pooled"] else None,
+        **{
+            way: rounds[-1][way] if rounds and not history.start["pooled"] else None for way in ("up", "down")
+        },
         "converged": summary["convergence"]["rounds_to_90_percent"],
         "seconds": summary["time"]["total_seconds"],
         "simulated": summary["time"]["simulated_seconds"],

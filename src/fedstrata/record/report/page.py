@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstrata.record.words import ABSENT, duration, energy, epsilon, plural, score, size, visible
+from fedstrata.record.words import ABSENT, duration, energy, epsilon, limited_to, plural, score, size, visible
 
 MEGABYTE = 1e6
 _TIMES = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
@@ -36,6 +36,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.globals["limited_to"] = limited_to
     environment.filters |= {
         "score": score,
         "percent": _percent,
