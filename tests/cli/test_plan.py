@@ -55,6 +55,7 @@ SCHEMA = {
         "free_bytes",
     },
     "privacy": None,
+    "cut": None,
     "rehearsal": {"seconds", "rounds", "steps"},
     "limit": None,
     "warnings": None,

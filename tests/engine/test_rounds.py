@@ -46,6 +46,7 @@ SUMMARY_KEYS = {
     "failures": {"clients", "abandoned_rounds"},
     "corrupt": None,
     "limit": None,
+    "cut": None,
     "convergence": {"metric", "rounds_to_90_percent"},
     "time": {
         "total_seconds",

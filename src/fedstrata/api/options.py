@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fedstrata.core.settings.model import ModelSettings
     from fedstrata.core.settings.partition import PartitionSettings
     from fedstrata.core.settings.privacy import PrivacySettings
+    from fedstrata.core.settings.report import ReportSettings
     from fedstrata.core.settings.training import TrainingSettings
     from fedstrata.core.task import Task
 
@@ -57,6 +58,7 @@ class Options(TypedDict, total=False):
         workers: Processes that clients are computed in.
         device: Where a model is computed.
         threads: Threads of each process.
+        report: What the record and the report say of the data.
         report_to: Trackers that are told of the run.
         settings: Single values by dotted path.
     """
@@ -79,6 +81,7 @@ class Options(TypedDict, total=False):
     workers: int | Literal["auto", "ray"]
     device: str
     threads: int
+    report: ReportSettings | Mapping[str, Any]
     report_to: Sequence[str]
     settings: Mapping[str, Any]
 

@@ -16,6 +16,7 @@ from fedstrata.core.settings.formats import ConllSettings, RelationTableSettings
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.core.settings.privacy import PrivacySettings
+from fedstrata.core.settings.report import ReportSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.training import TrainingSettings
 
@@ -35,6 +36,7 @@ __all__ = [
     "PrefixSettings",
     "PrivacySettings",
     "RelationTableSettings",
+    "ReportSettings",
     "RunSettings",
     "SplitSettings",
     "SyntheticSettings",

@@ -16,6 +16,7 @@ from fedstrata.core.settings.federation import FEW_CLIENTS
 from fedstrata.display import log
 from fedstrata.display.listener import EventDisplay
 from fedstrata.display.tables import new_table
+from fedstrata.record.corpus import data_lines
 from fedstrata.record.privacy import NOT_COVERED, SEEDED, budget_line, largest
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
@@ -48,6 +49,8 @@ class Display(EventDisplay):
     def _on_run(self, facts: Mapping[str, Any]) -> None:
         self._metric, self._pooled = facts["metric"], facts["pooled"]
         self._on_privacy_of(facts)
+        for line in data_lines(facts.get("corpus")):
+            self.say(f"warning: {line}")
         self._progress.update(self._rounds, total=facts["rounds"])
 
     def _on_resumed(self, facts: Mapping[str, Any]) -> None:

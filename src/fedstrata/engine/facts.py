@@ -14,6 +14,7 @@ import torch
 
 from fedstrata.core.files import hash_of
 from fedstrata.core.model import Layout
+from fedstrata.core.settings.report import shown
 from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment
 from fedstrata.metrics.cost import peak_memory
@@ -151,6 +152,20 @@ def size_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "blocks": len(model.layout.blocks),
         "bytes": frame.size(Message(model.tensors(model.whole))),
     }
+
+
+def document_counts(
+    counts: Mapping[str, int], experiment: Experiment, *, served: bool
+) -> dict[str, int | None]:
+    """Returns how many documents a client has of each part, as a record may say it; none of a hidden count.
+
+    Args:
+        counts: The counts.
+        experiment: The experiment.
+        served: Whether clients are processes of their own.
+    """
+    hide = experiment.settings.report.hides(served=served)
+    return {part: shown(count, hide=hide) for part, count in counts.items()}
 
 
 def by_group(sizes: Mapping[str, int], layout: Layout) -> dict[str, int]:

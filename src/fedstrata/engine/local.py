@@ -26,6 +26,8 @@ from fedstrata.core.types import ClientInfo, Message, State, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine import budgets
 from fedstrata.engine.conversation import Conversation
+from fedstrata.engine.corpus import corpus_facts
+from fedstrata.engine.facts import document_counts
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
 from fedstrata.engine.ray_cluster import RAY
@@ -112,8 +114,16 @@ class LocalEngine(Engine):
             "server_documents": [document.id for document in self._experiment.server],
             "corrupt": self._corrupt(),
             "clients": {
-                site.id: {part: len(getattr(site.documents, part)) for part in PARTS} for site in self._sites
+                site.id: document_counts(
+                    {part: len(getattr(site.documents, part)) for part in PARTS},
+                    self._experiment,
+                    served=False,
+                )
+                for site in self._sites
             },
+            "corpus": corpus_facts(
+                self._experiment, {site.id: site.documents for site in self._sites}, served=False
+            ),
         }
 
     def _fingerprint(self) -> str:

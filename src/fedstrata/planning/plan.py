@@ -21,6 +21,7 @@ from fedstrata.core.settings.source import Source
 from fedstrata.data.patients import patients_of
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.budgets import room_for
+from fedstrata.engine.corpus import corpus_facts
 from fedstrata.engine.facts import OTHER, limit_facts
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
@@ -28,6 +29,7 @@ from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.privacy import PrivacyPlan, plan_privacy, privacy_warnings, sum_warnings
 from fedstrata.planning.rehearsal import SECONDS, rehearse
 from fedstrata.planning.survey import survey
+from fedstrata.record.corpus import cut_shares, data_lines
 
 NEARLY_ALL = 0.95
 
@@ -100,6 +102,7 @@ class RunPlan:
         memory: Peaks, and what this machine has.
         disk: What the run directory will hold, and what is free.
         privacy: What its differential privacy will be; null without.
+        cut: Shares of documents and tokens that are not read, as in `summary.json`; null where all is.
         rehearsal: What the estimates rest on.
         limit: How far `data.limit` has cut the documents down; null without.
         warnings: What will not fit or not happen.
@@ -125,6 +128,7 @@ class RunPlan:
     memory: dict[str, int | None]
     disk: dict[str, int]
     privacy: PrivacyPlan | None
+    cut: dict[str, dict[str, float] | None] | None
     rehearsal: dict[str, float]
     limit: dict[str, int] | None
     warnings: tuple[str, ...]
@@ -148,6 +152,7 @@ def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS
     started = time.perf_counter()
     experiment = prepare(source)
     room_for(experiment)  # a run that would pass a budget is refused at once, and not rehearsed
+    corpus = corpus_facts(experiment, experiment.clients, served=False)
     prepared = time.perf_counter()
     surveyed = survey(experiment)
     try:
@@ -158,10 +163,12 @@ def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS
         )
         raise ConfigurationError([Problem("training.batch_size", message)]) from None
     estimate = Estimate(experiment, surveyed, rehearsed)
-    return _assemble(estimate, folder, prepared - started, time.perf_counter() - prepared)
+    return _assemble(estimate, corpus, folder, prepared - started, time.perf_counter() - prepared)
 
 
-def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: float) -> RunPlan:
+def _assemble(
+    estimate: Estimate, corpus: Mapping[str, Any], folder: Path, preparation: float, rehearsal: float
+) -> RunPlan:
     """Puts the plan together; the seconds are those its own parts took."""
     experiment, settings = estimate.experiment, estimate.experiment.settings
     model, method = experiment.model, experiment.method
@@ -190,6 +197,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
         memory=memory,
         disk=disk,
         privacy=privacy,
+        cut=cut_shares(corpus),
         rehearsal={
             "seconds": rehearsal,
             "rounds": len(estimate.measured.rounds),
@@ -200,6 +208,7 @@ def _assemble(estimate: Estimate, folder: Path, preparation: float, rehearsal: f
             *_warnings(estimate, memory, disk),
             *(privacy_warnings(privacy) if privacy else ()),
             *sum_warnings(experiment),
+            *data_lines(corpus),
         ),
     )
 

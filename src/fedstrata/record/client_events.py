@@ -5,7 +5,7 @@ from typing import Any
 
 from fedstrata.record.privacy import budget_line
 
-TROUBLE = frozenset({"budget_refused", "policy_refused", "turn_failed"})
+TROUBLE = frozenset({"budget_refused", "policy_refused", "turn_failed", "warning"})
 """Events that say that something went wrong."""
 
 
@@ -26,6 +26,8 @@ def line_of(event: str, facts: Mapping[str, Any]) -> str:
             told = f"what was learnt is in {facts['folder']}"
         case "turn_failed":
             told = f"round {facts['round']} has failed here: {facts['message']}"
+        case "warning":
+            told = f"warning: {facts['message']}"
         case "budget_refused" | "policy_refused":
             told = str(facts["message"])
         case _:

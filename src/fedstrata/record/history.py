@@ -104,6 +104,11 @@ def start_of(events: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
     return start
 
 
+def trained_clients(start: Mapping[str, Any]) -> list[str]:
+    """Returns the clients of a `run` event that train: others have 0 documents for it."""
+    return [name for name, counts in start["clients"].items() if counts["train"] != 0]
+
+
 def _losses(events: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns who was lost to which round; of a round that was run twice the later time counts.
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.files import write_atomically
+from fedstrata.record.corpus import cut_shares
 from fedstrata.record.log import committed_rounds
 
 CONVERGED = 0.9
@@ -54,6 +55,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failures": _failures(start, rounds),
         "corrupt": start.get("corrupt"),
         "limit": start.get("limit"),
+        "cut": cut_shares(start.get("corpus")),
         "convergence": {
             "metric": metric,
             "rounds_to_90_percent": _rounds_to(rounds, metric, falling=falling),

@@ -47,6 +47,15 @@ def limited_to(most: int, kept: int, of: int) -> str:
     return f"limited to {plural(most, 'document')} by site and part (data.limit): {kept:,} of {of:,}"
 
 
+def count(value: int | None) -> str:
+    """Returns how many there are; of a count that is hidden (`report.small_counts`) what is known of it.
+
+    >>> count(1234), count(0), count(None)
+    ('1,234', '0', '< 5')
+    """
+    return "< 5" if value is None else f"{value:,}"
+
+
 def epsilon(value: float | None) -> str:
     """Returns an epsilon, rounded up, so that no more is claimed than is true; or that nothing bounds it.
 

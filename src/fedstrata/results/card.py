@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -89,7 +89,7 @@ def card_of(facts: Facts) -> ModelCard:
         words=result.task.card_words(),
         source=method_source(result),
         trained_tokenizer=isinstance(result.settings.model.tokenizer, TrainedTokenizer),
-        test_documents=sum(result.start["clients"][client]["test"] for client in tested),
+        test_documents=_total(result.start["clients"][client]["test"] for client in tested),
         score_tables=score_tables(result.scores),
         summed=result.served and result.start.get("secure_aggregation") is not None,
         withheld=withheld_scores(result.start) if result.client is None else "",
@@ -98,6 +98,13 @@ def card_of(facts: Facts) -> ModelCard:
         decimal=decimal,
     )
     return ModelCard(card)
+
+
+def _total(counts: Iterable[int | None]) -> str:
+    """Returns how many documents there are in all; where some are hidden, how many at least."""
+    every = list(counts)
+    known = sum(count for count in every if count is not None)
+    return str(known) if None not in every else f"at least {known}"
 
 
 def _metadata(facts: Facts) -> ModelCardData:

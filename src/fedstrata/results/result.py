@@ -23,7 +23,7 @@ from fedstrata.models.given import names_factory
 from fedstrata.models.load import load, read_config, read_tokenizer
 from fedstrata.models.plain import PlainConfig
 from fedstrata.models.state import Model
-from fedstrata.record.history import start_of
+from fedstrata.record.history import start_of, trained_clients
 from fedstrata.record.log import committed_rounds, read_events
 from fedstrata.record.summary import summarise
 from fedstrata.tasks import task_of
@@ -92,7 +92,7 @@ def open_result(
     method, settings = checked.require_sound(), checked.settings
     events = _finished(folder)
     start = start_of(events) or {}
-    trained = [name for name, parts in start["clients"].items() if parts["train"]]  # others were held out
+    trained = trained_clients(start)  # others were held out
     device = device_of(settings)
     use_processor(settings.threads)
     unpacked = dequantized and settings.model.quantization is not None
@@ -130,7 +130,7 @@ def open_task(folder: Path, named_by: str) -> tuple[RunSettings, Task]:
     start = start_of(_finished(folder)) or {}
     if _is_in_parts(start):
         return _served_task(settings, start)
-    trained = [name for name, parts in start["clients"].items() if parts["train"]]
+    trained = trained_clients(start)
     client = trained[0] if method.personal else None  # all have the same classes
     return settings, _task_of(_model_folder(folder, method, client, trained), checked)[0]
 

@@ -28,7 +28,7 @@ from torch.nn import functional as F
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Classes, Count, Positive, idle_settings
+from fedstrata.core.settings.base import Classes, Positive, idle_settings
 from fedstrata.core.settings.source import Source, validate
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
@@ -36,16 +36,23 @@ from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
 from fedstrata.tasks.corrupt import shuffled_windows
-from fedstrata.tasks.document_labels import LabelAnswer, LabelledDocument, padded_types, pool, text_windows
+from fedstrata.tasks.document_labels import (
+    LabelAnswer,
+    LabelledDocument,
+    LabellingTask,
+    padded_types,
+    pool,
+    text_windows,
+)
 from fedstrata.tasks.partial_labels import marginal_loss, stacked, unknown_classes
 from fedstrata.tasks.texts import padding_id, require_one_each
-from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, WindowTask, pad_ids, run_model
+from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, pad_ids, run_model
 
 logger = logging.getLogger(__name__)
 _UNLABELLED = "multi_label: %s of %s documents have no label; data.labels.without_labels=drop leaves them out"
 
 
-class DocumentClassification(WindowTask):
+class DocumentClassification(LabellingTask):
     """Document classification: the labels of a note."""
 
     name: Literal["classify"] = "classify"
@@ -60,9 +67,6 @@ class DocumentClassification(WindowTask):
     )
     pooling: Literal["mean", "max"] = Field(
         default="mean", description="How the logits of a document's windows become those of the document."
-    )
-    max_windows: Count | None = Field(
-        default=None, description="Windows of a document that are read, from its beginning; all if null."
     )
     threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.5, description="Probability from which a label is given (multi_label)."

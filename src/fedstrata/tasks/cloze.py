@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
+from fedstrata.core.surveyed import LABELS, Truncation
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
@@ -52,12 +53,13 @@ from fedstrata.tasks.questions import (
     FORMS,
     OWN,
     TRUTH,
-    WORDS,
     ClozeExample,
     Questions,
     question_examples,
     template_faults,
     template_of,
+    truncation_of,
+    words_of,
 )
 from fedstrata.tasks.windows import IGNORED, pad_labelled, padded
 
@@ -121,7 +123,7 @@ class ClozeQuestions(CausalTask):
         problems = list(template_faults(template, form, documents))
         words: dict[str, str] = {}
         if form in ("label", "each"):
-            words, wrong = _words_of(question, self.words, documents)
+            words, wrong = words_of(question, self.words, documents)
             problems += wrong
         elif self.words:
             message = f"have no meaning with question {question}, whose answers the documents have"
@@ -189,6 +191,15 @@ class ClozeQuestions(CausalTask):
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[ClozeExample]:
         """Makes the questions of documents whose right answers are known."""
         return [each for each in self.encode(documents, tokenizer) if each.right >= 0]
+
+    def decisions(self, document: Document) -> Mapping[str, Sequence[str]]:
+        """Returns the labels that are right where labels are asked for; choices are each document's own."""
+        asked = self._questions.of(0, document) if self._questions.form in ("label", "each") else ()
+        return {LABELS: [each.names[each.right] for each in asked if each.right >= 0]} if asked else {}
+
+    def truncation(self, documents: Sequence[Document], tokenizer: Any) -> Truncation:
+        """Returns what of questions with their answers there is no room for."""
+        return truncation_of(documents, tokenizer, self._questions, self.max_length)
 
     def corrupt(
         self, examples: Sequence[ClozeExample], kind: str, tokenizer: Any, rng: Seed
@@ -365,28 +376,3 @@ class ClozeQuestions(CausalTask):
                 f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
             )
         raise ConfigurationError([Problem("task.question", message)])
-
-
-def _words_of(
-    question: str, given: Mapping[str, str], documents: Sequence[Document]
-) -> tuple[dict[str, str], list[Problem]]:
-    """Returns the word of each label, one that is given or the built-in one, and what is wrong with them."""
-    found = {label for document in documents for label in document.labels}
-    labels = TRUTH if FORMS[question] == "each" else tuple(sorted(found))
-    words = {label: given.get(label, WORDS.get(label, label)) for label in labels}
-    problems = [
-        Problem("task.words", f"{label!r} is none of the labels: {', '.join(labels) or '(none)'}")
-        for label in given
-        if label not in labels
-    ]
-    if len(labels) < 2:
-        message = f"the {len(documents)} documents have {len(labels)} different labels; at least 2 are needed"
-        problems.append(Problem("data.labels", message))
-    first: dict[str, str] = {}
-    for label, word in words.items():
-        if first.setdefault(word.strip(), label) != label:
-            message = f"{word!r} stands for {first[word.strip()]!r} and for {label!r}"
-            problems.append(Problem("task.words", message))
-        if not word.strip():
-            problems.append(Problem("task.words", f"the word for {label!r} is blank"))
-    return words, problems

@@ -12,17 +12,21 @@ A pair is never cut into several windows, since a window with one of the texts s
 that is too long loses tokens of whichever text has more of them (`longest_first` of transformers).
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around
+from fedstrata.core.settings.base import Count
+from fedstrata.core.surveyed import Truncation
+from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around, token_counts
 from fedstrata.tasks.windows import WindowTask, padded, token_windows
 
 _TYPES = "token_type_ids"
@@ -71,6 +75,33 @@ class LabelAnswer:
 
     labels: tuple[str, ...]
     probabilities: np.ndarray
+
+
+class LabellingTask(WindowTask):
+    """Base of the tasks that label documents by some of their windows, or by all."""
+
+    max_windows: Count | None = Field(
+        default=None, description="Windows of a document that are read, from its beginning; all if null."
+    )
+
+    def truncation(self, documents: Sequence[Document], tokenizer: Any) -> Truncation | None:
+        """Returns what lies behind the windows that are read, and what pairs lose; none if all is read.
+
+        Special tokens do not count.
+        """
+        pairs = [document for document in documents if document.text_pair is not None]
+        if self.max_windows is None and not pairs:
+            return None
+        special = tokenizer.num_special_tokens_to_add()
+        window, more = self.max_length - special, (self.max_windows or 0) - 1
+        most = window + more * (window - self.stride) if more >= 0 else math.inf
+        singles = token_counts([own.text for own in documents if own.text_pair is None], tokenizer)
+        texts = token_counts([text for document in pairs for text in document.texts], tokenizer)
+        both = [one + other for one, other in zip(texts[::2], texts[1::2], strict=True)]
+        around = max(tokenizer.num_special_tokens_to_add(pair=True), special + 1)  # or a separator alone
+        room = self.max_length - around
+        read = [*((count, most) for count in singles), *((count, room) for count in both)]
+        return Truncation.of([(count, int(max(0, count - limit))) for count, limit in read])
 
 
 def pool(logits: Tensor, document: Tensor, documents: int, pooling: str) -> Tensor:

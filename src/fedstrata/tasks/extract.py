@@ -22,6 +22,7 @@ import numpy as np
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import Problem, refuse
+from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import CardWords, Task
 from fedstrata.core.types import Tally
 from fedstrata.data.split import Split, every
@@ -148,6 +149,11 @@ class Extraction(AskingTask):
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents; a sentence is also cut where a right answer is too long."""
         return self.encode(documents, tokenizer, learnt=True)
+
+    def truncation(self, documents: Sequence[Document], tokenizer: Any) -> Truncation:
+        """Returns which documents have sentences that are asked about in pieces; all of them is read."""
+        types = [label for task in self.tasks for label in self._types[task]]
+        return InstructionTokenizer(tokenizer, self, types).truncation(documents)
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]

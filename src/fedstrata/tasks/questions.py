@@ -26,6 +26,7 @@ import numpy as np
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.surveyed import Truncation
 from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
 from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults, fields_of, read_template
 from fedstrata.tasks.windows import IGNORED, Row
@@ -231,6 +232,31 @@ def template_faults(template: str, form: Form, documents: Sequence[Document]) ->
     yield from (Problem("task.template", fault) for fault in found)
 
 
+def words_of(
+    question: str, given: Mapping[str, str], documents: Sequence[Document]
+) -> tuple[dict[str, str], list[Problem]]:
+    """Returns the word of each label, one that is given or the built-in one, and what is wrong with them."""
+    found = {label for document in documents for label in document.labels}
+    labels = TRUTH if FORMS[question] == "each" else tuple(sorted(found))
+    words = {label: given.get(label, WORDS.get(label, label)) for label in labels}
+    problems = [
+        Problem("task.words", f"{label!r} is none of the labels: {', '.join(labels) or '(none)'}")
+        for label in given
+        if label not in labels
+    ]
+    if len(labels) < 2:
+        message = f"the {len(documents)} documents have {len(labels)} different labels; at least 2 are needed"
+        problems.append(Problem("data.labels", message))
+    first: dict[str, str] = {}
+    for label, word in words.items():
+        if first.setdefault(word.strip(), label) != label:
+            message = f"{word!r} stands for {first[word.strip()]!r} and for {label!r}"
+            problems.append(Problem("task.words", message))
+        if not word.strip():
+            problems.append(Problem("task.words", f"the word for {label!r} is blank"))
+    return words, problems
+
+
 @dataclass(frozen=True, slots=True)
 class ClozeExample(Row):
     """One question with its answers.
@@ -302,6 +328,25 @@ def question_examples(
         facts = (np.array(ids, dtype=np.int32), answers, own.right, words.pad_id)
         examples.append(ClozeExample(own.document, own.choice, own.names, *facts))
     return examples
+
+
+def truncation_of(
+    documents: Sequence[Document], tokenizer: Any, questions: Questions, max_length: int
+) -> Truncation:
+    """Returns what of documents `question_examples` has no room for, and their questions with answers.
+
+    Of a document of several questions it is the one that loses most.
+    """
+    words = PromptTokenizer(tokenizer, chats=False)
+    asked = [each for index, own in enumerate(documents) for each in questions.of(index, own)]
+    texts = [questions.prompt(documents[each.document], each) for each in asked]
+    sizes = [(0, 0)] * len(documents)
+    for own, prompt, answers in zip(
+        asked, words.prompts(texts), _answers(asked, texts, questions, words), strict=True
+    ):
+        whole = len(prompt) + max(map(len, answers)) - 1
+        sizes[own.document] = max(sizes[own.document], (whole, max(0, whole - max_length)))
+    return Truncation.of(sizes)
 
 
 def _answers(

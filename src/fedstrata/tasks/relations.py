@@ -34,6 +34,7 @@ from fedstrata.core.documents import Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
+from fedstrata.core.surveyed import PAIRS, RELATIONS
 from fedstrata.core.task import CardWords
 from fedstrata.data.select import related_types, unknown_types
 from fedstrata.data.split import Split, every
@@ -190,6 +191,17 @@ class RelationClassification(TypedTask):
             ConfigurationError: As for `encode`.
         """
         return self._marked(documents, tokenizer, [self._learnt(document) for document in documents])
+
+    def decisions(self, document: Document) -> Mapping[str, Sequence[str]]:
+        """Returns the types of relations between candidates, and which of all candidates are related."""
+        if document.lacks_relations:
+            return {}
+        targets = self._targets(document)
+        found = [targets.get(pair, 0) for pair in self._candidates(document)]
+        return {
+            RELATIONS: [self.classes[target] for target in found if target],
+            PAIRS: ["related" if target else NO_RELATION for target in found],
+        }
 
     def corrupt(
         self, examples: Sequence[MarkedPair], kind: str, tokenizer: Any, rng: Seed

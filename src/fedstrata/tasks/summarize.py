@@ -21,6 +21,7 @@ from pydantic import Field
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Count
+from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
 from fedstrata.data.readers.mts_dialog import SECTION
@@ -132,6 +133,15 @@ class Summarization(InstructionTask):
     def training_examples(self, documents: Sequence[Document], tokenizer: Any) -> list[Example]:
         """Makes the instructions of documents that have a second text."""
         return self.encode([document for document in documents if _has_answer(document)], tokenizer)
+
+    def truncation(self, documents: Sequence[Document], tokenizer: Any) -> Truncation:
+        """Returns what of instructions with their answers there is no room for."""
+        words, most = PromptTokenizer(tokenizer, chats=self.chats), self.answer_length
+        prompts = words.prompts([self._prompt(document, document.text) for document in documents])
+        answers = words.ids([document.text_pair or "" for document in documents])
+        sizes = [(len(prompt), len(answer) + 1) for prompt, answer in zip(prompts, answers, strict=True)]
+        room = self.max_length - most
+        return Truncation.of([(one + two, max(0, one - room) + max(0, two - most)) for one, two in sizes])
 
     def decode(
         self, documents: Sequence[Document], examples: Sequence[Example], predictions: Sequence[np.ndarray]

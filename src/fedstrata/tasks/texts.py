@@ -50,6 +50,16 @@ def whole_texts(
         yield from zip(ids, encoded["offset_mapping"] if offsets else [[]] * len(ids), strict=True)
 
 
+def token_counts(texts: Sequence[str], tokenizer: Any) -> list[int]:
+    """Returns how many tokens each text has, without special ones."""
+    counts: list[int] = []
+    for start in range(0, len(texts), DOCUMENTS_PER_CALL):
+        call = list(texts[start : start + DOCUMENTS_PER_CALL])
+        # A longer text than the model reads at a time is no matter here.
+        counts += map(len, tokenizer(call, add_special_tokens=False, verbose=False)["input_ids"])
+    return counts
+
+
 def separator_id(tokenizer: Any) -> int | None:
     """Returns the token between two texts: the end-of-sequence token or, as in BERT, the separator."""
     ids = (tokenizer.eos_token_id, tokenizer.sep_token_id)

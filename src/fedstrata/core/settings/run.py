@@ -12,6 +12,7 @@ from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.core.settings.privacy import PrivacySettings
+from fedstrata.core.settings.report import ReportSettings
 from fedstrata.core.settings.training import TrainingSettings
 
 USUAL_METHOD = "layer_skipping"
@@ -58,6 +59,7 @@ class RunSettings(Settings):
     devices: DeviceSettings | None = Field(
         default=None, description="Emulated devices and networks; none when null."
     )
+    report: ReportSettings = ReportSettings()
     report_to: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
         default_factory=list, description="Experiment trackers; each is an extra of its name."
     )

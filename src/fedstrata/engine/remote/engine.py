@@ -21,6 +21,7 @@ from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.facts import document_counts
 from fedstrata.engine.model import outline
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
@@ -158,7 +159,8 @@ class RemoteEngine(Engine):
         """Returns what the record says of a client: its documents, and hashes of the ends it came with."""
         greeting = self._greetings[client]  # compared when it joined
         ends = {} if self._divided is None else {"ends": greeting["weights"]}
-        return {"client": client, "documents": documents_of(client, greeting), **ends}
+        documents = document_counts(documents_of(client, greeting), self._experiment, served=True)
+        return {"client": client, "documents": documents, **ends}
 
     def wait(self, needed: int | None) -> None:
         """Waits for the clients; where fewer are enough it goes on with those who have come.

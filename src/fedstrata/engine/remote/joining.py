@@ -39,6 +39,7 @@ from fedstrata.engine.remote.site_identity import secure_turns_of
 from fedstrata.engine.remote.site_policy import PolicyGuard
 from fedstrata.engine.remote.site_scoring import SiteScoring
 from fedstrata.engine.sites import sites_of
+from fedstrata.record.corpus import data_lines
 from fedstrata.record.log import Listener
 from fedstrata.transport.header import Header, Kind
 from fedstrata.transport.membership import Membership, TurnLine, TurnOverError
@@ -102,6 +103,8 @@ class RemoteClient:
             self._workplace.permit = lambda order: policy.permit(order, self._workplace.folder, listen)
         self._budget = SiteBudget(experiment, self._workplace, self._site, listen)
         self._scoring = SiteScoring(experiment, self._workplace, self._site, listen)
+        for line in data_lines(self._scoring.corpus):
+            listen("warning", {"message": line})
         files = (identity, lock)
         self._secure = secure_turns_of(experiment, self._workplace, client, files, self._scoring)
         windows, documents = self._told_of_documents()

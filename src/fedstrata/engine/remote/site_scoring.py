@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.site import Site
@@ -16,7 +18,8 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.check import divided_method
-from fedstrata.engine.facts import model_facts, saved_weights
+from fedstrata.engine.corpus import corpus_facts
+from fedstrata.engine.facts import document_counts, model_facts, saved_weights
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import DOCUMENTS, SETTINGS, write_documents, write_settings
 from fedstrata.metrics.cost import peak_memory
@@ -46,6 +49,11 @@ class SiteScoring:
         """Whether the server hears how documents are answered: with secure aggregation in a sum alone."""
         settings = self._experiment.privacy.settings
         return settings.scores == "summed" or not (settings.by_unit or settings.secure_aggregation)
+
+    @cached_property
+    def corpus(self) -> dict[str, Any]:
+        """What is to be known of the client's documents, which stays here."""
+        return corpus_facts(self._experiment, {self._site.id: self._site.documents}, served=True)
 
     def score(self, plan: Plan, client: Client, rng: Seed, *, masked: bool = False) -> Update:
         """Scores the client's documents of a part of the split; what was learnt at the end is kept.
@@ -115,7 +123,8 @@ class SiteScoring:
                 "id": self._workplace.folder.name.removeprefix("run-"),
                 "data": None,
                 "client": self._site.id,  # whose folder it is, and not the server's
-                "clients": {self._site.id: documents},
+                "clients": {self._site.id: document_counts(documents, experiment, served=True)},
+                "corpus": self.corpus,
             },
         )
         facts = {

@@ -6,7 +6,18 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedstrata.record.words import ABSENT, duration, energy, epsilon, limited_to, plural, score, size, visible
+from fedstrata.record.words import (
+    ABSENT,
+    count,
+    duration,
+    energy,
+    epsilon,
+    limited_to,
+    plural,
+    score,
+    size,
+    visible,
+)
 
 MEGABYTE = 1e6
 _TIMES = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
@@ -45,6 +56,7 @@ def _environment() -> Environment:
         "energy": energy,
         "epsilon": epsilon,
         "plural": plural,
+        "count": count,
         "broken": _broken,
         "moment": _moment,
     }

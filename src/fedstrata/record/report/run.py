@@ -7,6 +7,7 @@ from typing import Any
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
+from fedstrata.record.corpus import PARTS
 from fedstrata.record.history import (
     History,
     client_scores,
@@ -15,6 +16,7 @@ from fedstrata.record.history import (
     lost_clients,
     round_rows,
     time_parts,
+    trained_clients,
 )
 from fedstrata.record.privacy import (
     NOT_COVERED,
@@ -24,10 +26,11 @@ from fedstrata.record.privacy import (
     withheld_scores,
 )
 from fedstrata.record.report import plots
+from fedstrata.record.report.data import data_section
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
 from fedstrata.record.summary import delivered, falls, mean_scores
-from fedstrata.record.words import COUNTED
+from fedstrata.record.words import COUNTED, count
 
 CURVES = {"global": "all documents", "mean": "mean of clients; the band goes from the lowest to the highest"}
 
@@ -60,7 +63,7 @@ def run_page(history: History) -> str:
         split=split,
         columns=[name for name in headings(everything, metric) if not name.endswith(COUNTED)],
         by_label=score_tables(everything) if any("/" in name for name in everything) else [],
-        training=[name for name, counts in history.start["clients"].items() if counts["train"]],
+        training=trained_clients(history.start),
         lost=lost_clients(history.losses),
         extremes=ends,
         named=_named(scores, ends),
@@ -73,6 +76,7 @@ def run_page(history: History) -> str:
         times=[(part, seconds, 100.0 * seconds / total) for part, seconds in parts.items()] if total else [],
         everybody=CURVES["global"] + (", own models" if history.start["personal"] else ""),
         totals=_documents(history.start["clients"]),
+        data=data_section(history.start),
         figures=_figures(history, metric, clients),
         shown=plots.SHOWN,
         privacy=history.start.get("privacy"),
@@ -103,12 +107,10 @@ def _named(scores: Mapping[str, Any], ends: Sequence[str] | None) -> list[str]:
     return clients if len(clients) <= plots.SHOWN else list(ends or ())
 
 
-def _documents(clients: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
-    """Returns the number of documents in each split, over all clients."""
-    return {
-        part: sum(counts.get(part, 0) for counts in clients.values())
-        for part in ("train", "validation", "test")
-    }
+def _documents(clients: Mapping[str, Mapping[str, int | None]]) -> dict[str, int | None]:
+    """Returns the number of documents in each split, over all clients; none where some count is hidden."""
+    every = {part: [counts.get(part, 0) for counts in clients.values()] for part in PARTS}
+    return {part: None if None in own else sum(filter(None, own)) for part, own in every.items()}
 
 
 def _group_rows(history: History) -> list[dict[str, Any]]:
@@ -290,9 +292,9 @@ def _client_figure(history: History, clients: Mapping[str, float], metric: str) 
     start = history.start or {"clients": {}}
     worst, best = extremes(clients, falling=falls(start, metric)) or ("", "")
     styles = {worst: 1, best: 0}
-    documents = start["clients"]
+    trained = {name: count(parts["train"]) for name, parts in start["clients"].items()}
     rows = [
-        (f"{plots.shorten(name)} ({documents.get(name, {}).get('train', 0)})", score, styles.get(name, 2))
+        (f"{plots.shorten(name)} ({trained.get(name, 0)})", score, styles.get(name, 2))
         for name, score in sorted(clients.items(), key=lambda item: item[1], reverse=True)
     ]
     if len(rows) > plots.SHOWN:

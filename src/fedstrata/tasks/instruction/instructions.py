@@ -8,7 +8,7 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
     instruction marks one main entity, whose type and place are given.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
@@ -18,6 +18,7 @@ from pydantic import Field
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Settings
+from fedstrata.core.surveyed import Truncation
 from fedstrata.data.sentences import lines, sentences
 from fedstrata.tasks.instruction.examples import Example, InstructionTask, Kind, Question, answered
 from fedstrata.tasks.instruction.markup import mark, read
@@ -280,9 +281,22 @@ class InstructionTokenizer:
 
         A sentence that is too long is cut at the blank nearest to its middle.
         """
-        cut = sentences if self._task.unit == "sentence" else lines
-        for start, end in cut(document.text):
+        for start, end in self._stretches(document):
             yield from self._parts(index, document, start, end, learnt=learnt)
+
+    def _stretches(self, document: Document) -> Iterable[tuple[int, int]]:
+        return (sentences if self._task.unit == "sentence" else lines)(document.text)
+
+    def truncation(self, documents: Sequence[Document]) -> Truncation:
+        """Returns how many documents have sentences that are cut; all of their tokens are read."""
+        sizes = []
+        for document in documents:
+            texts = [document.text[start:end].strip() for start, end in self._stretches(document)]
+            counts = list(map(len, self._words.ids(texts)))
+            long = any(count + budget_of(count, self._tag) > self._room for count in counts)
+            sizes.append((sum(counts), long))
+        tokens = sum(count for count, _ in sizes)
+        return Truncation(len(documents), sum(long for _, long in sizes), tokens)
 
     def _parts(
         self, index: int, document: Document, start: int, end: int, *, learnt: bool
