@@ -19,12 +19,10 @@ import json
 import statistics
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from lookup import LookupTagger
 from nearest import NearestLinker
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
@@ -40,6 +38,8 @@ from fedstrata.data.divide import divide
 from fedstrata.data.split import Split
 from fedstrata.engine.check import check_settings
 from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.floors import MAJORITY
+from fedstrata.tasks.lookup import LookupTagger
 from fedstrata.tasks.relations import RelationClassification
 
 
@@ -98,12 +98,9 @@ def own_majority(task: DocumentClassification, clients: Mapping[str, Split]) -> 
         return {}
     found: dict[str, list[float]] = {"accuracy": [], "validation_accuracy": []}
     for own in clients.values():
-        counts = Counter(document.labels[0] for document in own.train)
-        answer = max(task.classes, key=lambda label: counts[label])
         for name, documents in zip(found, (own.test, own.validation), strict=True):
-            if documents and own.train:
-                right = sum(document.labels[0] == answer for document in documents)
-                found[name].append(right / len(documents))
+            if documents and (answers := task.floors(own.train, documents, None).get(MAJORITY)):
+                found[name].append(task.score(documents, answers)["accuracy"])
     return {f"own_majority.{name}": statistics.mean(each) for name, each in found.items() if each}
 
 

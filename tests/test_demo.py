@@ -9,13 +9,13 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from lookup import LookupTagger
 from support import Call, Finished, finished, in_terminal
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.engine.check import check_settings
 from fedstrata.metrics.spans import match_spans, scores_of
+from fedstrata.tasks.lookup import LookupTagger
 
 DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
 

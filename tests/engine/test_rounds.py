@@ -28,6 +28,9 @@ SUMMARY_KEYS = {
     "seed": None,
     "rounds": None,
     "clients": None,
+    "floors": {"look-up table", "untrained model"},
+    "floor": {"name", "value", "beaten"},
+    "degenerate": None,
     "metrics": {
         "global",
         "best",

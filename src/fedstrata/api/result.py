@@ -16,6 +16,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.data.readers.datasets import is_table
 from fedstrata.engine.run_folder import free_folder
+from fedstrata.record.floors import cautions, floor_text
 from fedstrata.record.history import History, read_history, round_rows
 from fedstrata.record.scores import overall
 from fedstrata.results import export as exporting
@@ -103,6 +104,12 @@ class Result:
         metrics = self.summary.get("metrics", {"global": {}, "clients": {}, "mean_client": {}})
         own = metrics["global"] if self.client is None else metrics["clients"].get(self.client)
         return Metrics(own or metrics["mean_client"] or {})
+
+    @property
+    def floors(self) -> Mapping[str, float]:
+        """What the score that the run is judged by must beat, by name; see `summary["floor"]` for which."""
+        floors: Mapping[str, float] = self.summary.get("floors") or {}
+        return floors
 
     @property
     def history(self) -> pd.DataFrame:
@@ -264,6 +271,8 @@ class Result:
         parts = [f"<p><b>{escape(head)}</b><br><code>{escape(str(self.folder))}</code></p>"]
         if summary and self.metrics:
             parts.append(scores_frame(overall(self.metrics)).to_html(float_format="{:.4f}".format))
+        told = [f"floor: {floor}"] if (floor := floor_text(summary)) else []
+        parts += [f"<p>{escape(line)}</p>" for line in [*told, *cautions(summary)]]
         if len(history := self.history):
             parts.append(history.tail(5).dropna(axis=1, how="all").to_html(float_format="{:.4g}".format))
         return "\n".join(parts)

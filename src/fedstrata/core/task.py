@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import Field
 
 from fedstrata.core.errors import Problem
+from fedstrata.core.floors import Floored
 from fedstrata.core.surveyed import SurveyedTask
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class CardWords:
     code: str = ""
 
 
-class Task(SurveyedTask):
+class Task(SurveyedTask, Floored):
     """What the model learns: documents to examples, examples to a loss, outputs to scores.
 
     A task is its settings: its fields are those of the section `task` of a configuration. What `auto` stands

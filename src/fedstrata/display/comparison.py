@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedstrata.display.listener import EventDisplay
 from fedstrata.display.tables import new_table
+from fedstrata.record.floors import cautions
 from fedstrata.record.summary import headline
 from fedstrata.record.table_text import grid, markdown, notes
 
@@ -55,6 +56,7 @@ class Display(EventDisplay):
         metric = summary["convergence"]["metric"]
         score = headline(summary["metrics"], metric)
         result = f"test {metric} {score:.3f}" if score is not None else "no test documents"
+        result = ", ".join([result, *cautions(summary)])
         seconds = summary["time"]["total_seconds"]
         self._end(facts["cell"], f"{result}, {seconds:.0f} s{' (finished before)' if facts['again'] else ''}")
 

@@ -17,6 +17,7 @@ from fedstrata.display import log
 from fedstrata.display.listener import EventDisplay
 from fedstrata.display.tables import new_table
 from fedstrata.record.corpus import data_lines
+from fedstrata.record.floors import cautions
 from fedstrata.record.privacy import NOT_COVERED, SEEDED, budget_line, largest
 from fedstrata.record.scores import headings, overall
 from fedstrata.record.summary import headline
@@ -167,6 +168,8 @@ class Display(EventDisplay):
             self._console.print(_table(title, names[:shown], rows))
         else:
             self.say(without_scores(summary))
+        for line in _floors(summary):
+            self.say(line)
         if rest := [name for name in every if name not in names[:shown]]:
             self.say(f"in summary.json as well: {', '.join(rest)}")
         if len(clients) < len(scores["clients"]):
@@ -223,6 +226,14 @@ def without_scores(summary: Mapping[str, Any]) -> str:
             "are no test documents (data.split.test)"
         )
     return "no test documents, so there are no scores; data.split.test sets some aside"
+
+
+def _floors(summary: Mapping[str, Any]) -> list[str]:
+    """Says what the score is to beat, and what makes it one that means little; nothing of older runs."""
+    floors, metric = summary.get("floors") or {}, summary["convergence"]["metric"]
+    named = ", ".join(f"{name} {score(value)}" for name, value in floors.items())
+    lines = [f"floors of {metric}: {named}"] if floors else []
+    return [*lines, *(f"warning: the scores mean little: {caution}" for caution in cautions(summary))]
 
 
 def _first(scores: Mapping[str, Any]) -> Mapping[str, float]:

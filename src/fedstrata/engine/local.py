@@ -22,12 +22,13 @@ from fedstrata.client.turn import Done, Failed, Order, Workplace
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.handlers import is_exchange
-from fedstrata.core.types import ClientInfo, Message, State, Tensors
+from fedstrata.core.types import ClientInfo, Message, State, Tally, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine import budgets
 from fedstrata.engine.conversation import Conversation
 from fedstrata.engine.corpus import corpus_facts
 from fedstrata.engine.facts import document_counts
+from fedstrata.engine.floors import simulated
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
 from fedstrata.engine.ray_cluster import RAY
@@ -207,14 +208,30 @@ class LocalEngine(Engine):
         scorer = self._scorer(part)
         if not (final or scorer.has_documents):
             return {}
+        floors = self._floors if final else lambda: {}
         if not self._experiment.method.personal:
-            return scorer.shared(state, self._predictor(None, number, state))
+            return {**scorer.shared(state, self._predictor(None, number, state)), **floors()}
 
         def enter(client: str) -> Predictor | None:
             self.enter(client, number, state.tensors)
             return self._predictor(client, number, state)
 
-        return scorer.personal(enter, pooled=final and scores_everywhere(self._experiment))
+        scores = scorer.personal(enter, pooled=final and scores_everywhere(self._experiment))
+        return {**scores, **floors()}
+
+    def _floors(self) -> dict[str, Any]:
+        """Returns `floors` of the test scores; no run fails for what only stands beside them."""
+
+        def untrained() -> Mapping[str, Tally]:
+            return self._scorer("test").untrained(self._predictor(None, 0, State()))
+
+        try:
+            found = simulated(self._experiment, self._sites, untrained)
+        except Exception as error:
+            message = f"there are no floors beside the scores ({type(error).__name__})"
+            self.workplace.listen("warning", {"message": message})
+            return {}
+        return {"floors": found} if found else {}
 
     def enter(self, client: str | None, number: int, shared: Tensors) -> None:
         """Makes the model a client's own, or what is shared alone if none."""

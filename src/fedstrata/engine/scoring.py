@@ -44,6 +44,19 @@ def scored_when_trained(number: int, settings: FederationSettings) -> Sequence[s
     return [part for part, wanted in due.items() if wanted]
 
 
+def alike(task: Task, tallies: Iterable[Tally | None], documents: int) -> dict[str, str]:
+    """Returns `degenerate`, what all answers were if that is one thing or nothing; else nothing.
+
+    Args:
+        task: The task.
+        tallies: What the answers count to, client by client.
+        documents: How many documents there are.
+    """
+    counted = added(filter(None, tallies))
+    said = task.degenerate(counted, documents) if counted and documents else ""
+    return {"degenerate": said} if said else {}
+
+
 def scores_everywhere(experiment: Experiment) -> bool:
     """Whether clients' own models are at the end scored on all clients' documents."""
     asked = experiment.settings.federation.score_everywhere
@@ -114,7 +127,24 @@ class Scorer:
             "mean_client": mean_scores(list(clients.values())),
             "external": {site: self._score([site], answers) for site in self._external},
             **self._intervals([answers], answers),
+            **alike(self._task, tallies.values(), self._count),
         }
+
+    @property
+    def _count(self) -> int:
+        """How many documents the clients have."""
+        return sum(len(self._documents[client]) for client in self._clients)
+
+    def untrained(self, predictor: Predictor | None = None) -> dict[str, Tally]:
+        """Returns what the model as it was before the first round counts to on each client's documents.
+
+        Args:
+            predictor: Answers with this model elsewhere; none for here.
+        """
+        self._model.restore()
+        answers = self._answers(self._clients, predictor)
+        tallies = {client: self._tally(client, answers) for client in self._clients}
+        return {client: tally for client, tally in tallies.items() if tally is not None}
 
     def _intervals(self, models: Sequence[Answers], own: Answers) -> dict[str, Any]:
         """Returns the lower and the upper end of each score, none without a bootstrap.
@@ -193,11 +223,13 @@ class Scorer:
         own: dict[str, list[Any]] = {}
         models: list[Answers] = []
         outside: dict[str, list[Scores | None]] = {site: [] for site in self._external}
+        tallies: list[Tally | None] = []
         for client in self._clients:
             predictor = enter(client)
             answers = self._answers(self._clients if pooled else [client], predictor)
             answers |= self._answers(self._external if pooled else (), predictor)
-            clients[client] = self._score([client], answers)
+            tallies.append(self._tally(client, answers))
+            clients[client] = self._score([client], answers, {client: tallies[-1]})
             if self._bootstrap is not None:
                 own[client] = answers[client]
                 models += [answers] if pooled else []
@@ -210,6 +242,7 @@ class Scorer:
             "mean_client": mean_scores(list(clients.values())),
             "external": {site: mean_scores(scores) for site, scores in outside.items()},
             **self._intervals(models, own),
+            **alike(self._task, tallies, self._count),
         }
 
     def _answers(self, sites: Iterable[str], predictor: Predictor | None = None) -> dict[str, list[Any]]:

@@ -21,6 +21,7 @@ from fedstrata.core.files import nearest_existing
 from fedstrata.core.preflight import Growth
 from fedstrata.core.types import ClientInfo
 from fedstrata.engine.facts import size_facts
+from fedstrata.engine.floors import has_untrained
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import due_for_scoring, scores_everywhere
@@ -173,6 +174,8 @@ class Estimate:
         finish = models * self.measured.save_seconds
         # A model of its own for every client is scored on everybody's test documents.
         passes = models if scores_everywhere(self.experiment) else 1
+        settings = self.experiment.settings
+        passes += settings.federation.floors and has_untrained(settings, self.experiment.task)
         workers = self.experiment.workers
         finish += 1 / workers * passes * self.per_scored_token * self.surveyed.scored_tokens["test"]
         at_once = self._longest_seconds() if workers > 1 else train

@@ -17,6 +17,8 @@ EXTERNAL = "external."
 """What stands, with a site's name and a dot, before a score's name on a site or corpus that is held out."""
 CLIENT = "client."
 """What stands, with a client's name and a dot, before a score's name on that client's own documents."""
+FLOOR = "floor"
+"""The column of the highest floor of the score that runs are judged by."""
 _DOUBLED = {ord(brace): brace * 2 for brace in "{}"}  # a name of a site is no field of a title
 
 
@@ -26,7 +28,7 @@ def column_names(metrics: Sequence[str]) -> list[str]:
     Besides, there are those of single clients and sites, which `is_of_one` knows.
     """
     groups = (CLIENTS, TRAINED, LOW, HIGH, LOW + CLIENTS, HIGH + CLIENTS)
-    return [*metrics, *(prefix + name for prefix in groups for name in metrics), *COSTS, *TARGETS]
+    return [*metrics, *(prefix + name for prefix in groups for name in metrics), FLOOR, *COSTS, *TARGETS]
 
 
 def is_of_one(column: str, metrics: Sequence[str], group: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedstrata.core.files import write_atomically
 from fedstrata.record.corpus import cut_shares
+from fedstrata.record.floors import floors_of, highest
 from fedstrata.record.log import committed_rounds
 
 CONVERGED = 0.9
@@ -27,7 +28,7 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     final = [event for event in events if event["event"] == "final"][-1]
     rounds = committed_rounds(events)
     metric = [event for event in events if event["event"] in {"run", "resumed"}][-1]["metric"]
-    falling = falls(start, metric)
+    falling, floors = falls(start, metric), floors_of(final, metric)
     return {
         "method": start["method"],
         "task": start["task"],
@@ -47,6 +48,9 @@ def summarise(events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             "external_intervals": final.get("external_intervals") or None,
             "trained": _trained(rounds, metric, falling=falling),
         },
+        "floors": floors,
+        "floor": highest(floors, headline(final, metric), falling=falling),
+        "degenerate": final.get("degenerate") or None,
         "trainable_parameters": max(
             (event["trainable_parameters"] for event in rounds), default=start["trainable_parameters"]
         ),

@@ -6,7 +6,7 @@ recorded (scores as fractions). `record.table_text` renders it for people, who r
 
 import statistics
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from fedstrata.record.costs import (
@@ -21,6 +21,7 @@ from fedstrata.record.score_columns import (
     CLIENT,
     CLIENTS,
     EXTERNAL,
+    FLOOR,
     HIGH,
     LOW,
     TRAINED,
@@ -143,7 +144,7 @@ def tabulate(
     runs = [cell.run for row in rows for cell in row.cells if cell.run is not None]
     metric = runs[0]["metric"] if runs else None
     falling = {name for run in runs for name in run.get("lower_is_better", ())}
-    described = _columns(rows, falling)
+    described = _columns(rows, metric, falling)
     others = _on_other_documents(rows)
     outside = {*floors, *(() if different_data else others)}
     target = _target(rows, outside, falling=metric in falling)
@@ -183,8 +184,8 @@ def tabulate(
     return table
 
 
-def _columns(rows: Sequence[RowResult], falling: Collection[str]) -> dict[str, Column]:
-    """Returns every figure the runs have: scores, the clients' mean scores, costs."""
+def _columns(rows: Sequence[RowResult], metric: str | None, falling: Collection[str]) -> dict[str, Column]:
+    """Returns every figure the runs have: scores, the clients' mean scores, the highest floor, costs."""
     summaries = [cell.summary for row in rows for cell in row.cells if cell.summary is not None]
     groups = [scores_of(summary, prefix) for summary in summaries for prefix in ("", CLIENTS)]
     scores = dict.fromkeys(name for group in groups for name in group)
@@ -193,6 +194,8 @@ def _columns(rows: Sequence[RowResult], falling: Collection[str]) -> dict[str, C
         for prefix, title in score_groups(summaries).items()
         for name in scores
     }
+    if metric is not None and any(summary.get(FLOOR) for summary in summaries):
+        described[FLOOR] = replace(score_column(metric, f"{metric}, floor", falling), better=None)
     return {**described, **{key: column for key, (column, _) in COSTS.items()}, **TARGETS}
 
 
@@ -210,9 +213,10 @@ def _default_columns(
     described: Mapping[str, Column], metric: str | None, *, emulated: bool, private: bool
 ) -> list[str]:
     groups = (CLIENTS, TRAINED, LOW, HIGH, EXTERNAL, CLIENT)
-    costs = COSTS.keys() | TARGETS.keys()
+    costs = COSTS.keys() | TARGETS.keys() | {FLOOR}
     own = [key for key in described if not key.startswith(groups) and key not in costs]
     scores = sorted(headings(own, metric), key=lambda key: key != metric)  # what the runs are judged by first
+    scores[1:1] = [FLOOR] if FLOOR in described else []
     clients = [group + metric for group in (CLIENTS, TRAINED) if metric and group + metric in described]
     outside = [key for key in described if metric and is_of_one(key, [metric], EXTERNAL)]
     shown = [*(PRIVATE_COSTS if private else ()), *SHOWN_COSTS]
@@ -235,6 +239,8 @@ def _value(cell: CellResult, key: str, target: Target | None) -> float | None:
         return target.reached(cell.seed, cell.curve)[key] if target and sends else None
     if key in COSTS:
         return COSTS[key][1](summary)
+    if key == FLOOR:
+        return (summary.get(FLOOR) or {}).get("value")
     return score_of(summary, key)
 
 
@@ -318,6 +324,7 @@ def _cell(cell: CellResult) -> dict[str, Any]:
         "folder": cell.folder,
         "finished": cell.summary is not None,
         "message": cell.message or None,
+        **{key: (cell.summary or {}).get(key) for key in (FLOOR, "degenerate")},
         **{key: run.get(key) for key in ("data", "device", "threads", "versions")},
         "privacy": {
             key: (run.get("privacy") or {}).get(key) for key in ("mechanism", "unit", "delta", "noise")

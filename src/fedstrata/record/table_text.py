@@ -10,6 +10,7 @@ from typing import Any
 from fedstrata.core.files import write_atomically
 from fedstrata.record.costs import COSTS, Column
 from fedstrata.record.privacy import NOT_COVERED, SEEDED
+from fedstrata.record.score_columns import CLIENTS, FLOOR
 from fedstrata.record.table import score_column
 from fedstrata.record.target import MEAN_OF_CLIENTS, TARGETS
 
@@ -18,6 +19,7 @@ FIGURES = {"mean": "mean", "sd": "standard_deviation", "min": "minimum", "max": 
 NOTHING = "-"
 OTHER_DATA = "†"
 UNDECIDED = "≈"
+UNDER_FLOOR = "‡"
 PAIRED = 2
 """Fewest seeds for which the difference to the best row is shown."""
 
@@ -47,7 +49,9 @@ def grid(table: Mapping[str, Any]) -> tuple[list[str], list[list[tuple[str, bool
     for row in table["rows"]:
         cells = [(_name(row), False)]
         for key, column in shown.items():
-            cells.append(_mean(row, key, column))
+            text, best = _mean(row, key, column)
+            marked = _under_floor(row) and key == _judged_by(table, row)
+            cells.append((f"{text} {UNDER_FLOOR}" if marked else text, best))
             if key == paired:
                 cells.append((_behind(row["values"][key], column), False))
         rows.append(cells)
@@ -100,6 +104,7 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     if not TARGETS.keys().isdisjoint(table["shown"]):
         lines.append(_target(table))
     lines += _privacy(table)
+    lines += _floors(table)
     absent = [key for key in table["shown"] if key not in table["columns"]]
     if absent:
         lines.append(f"No run has {', '.join(absent)}.")
@@ -114,6 +119,33 @@ def notes(table: Mapping[str, Any]) -> list[str]:
         first = table["rows"][0]["name"]
         lines.append(f"{OTHER_DATA} not the same documents as {first}, or not at the same clients.")
     return [*lines, *_machine(table)]
+
+
+def _judged_by(table: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
+    """Returns the column of the score that a row's runs are judged by: that of all documents, if any."""
+    metric = table["metric"]
+    return metric if metric is None or row["values"].get(metric) else f"{CLIENTS}{metric}"
+
+
+def _under_floor(row: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns the runs of a row whose score beats no floor of theirs, or not the highest."""
+    return [cell for cell in row["cells"] if cell.get(FLOOR) and not cell[FLOOR]["beaten"]]
+
+
+def _floors(table: Mapping[str, Any]) -> list[str]:
+    """Says what floors are, where they are shown, and of which runs the scores mean little."""
+    lines = []
+    if FLOOR in table["shown"] and FLOOR in table["columns"]:
+        lines.append("Floor: the best score of what takes no training, of each run; docs/scoring.md.")
+    if under := [(row["name"], cell) for row in table["rows"] for cell in _under_floor(row)]:
+        runs = ", ".join(f"{name}, seed {cell['seed']} ({cell[FLOOR]['name']})" for name, cell in under)
+        lines.append(f"{UNDER_FLOOR} no better than its floor: {runs}.")
+    return lines + [
+        f"{row['name']}, seed {cell['seed']}: {cell['degenerate']}."
+        for row in table["rows"]
+        for cell in row["cells"]
+        if cell.get("degenerate")
+    ]
 
 
 def _privacy(table: Mapping[str, Any]) -> list[str]:
@@ -143,7 +175,7 @@ def _target(table: Mapping[str, Any]) -> str:
 
 def _units(table: Mapping[str, Any]) -> str:
     """Says what the figures of scores are: points, but for those of which less is better."""
-    costs = COSTS.keys() | TARGETS.keys()
+    costs = COSTS.keys() | TARGETS.keys() | {FLOOR}
     scores = [key for key in table["shown"] if key not in costs]
     falling = [
         name for name in table["lower_is_better"] if any(f".{key}".endswith(f".{name}") for key in scores)

@@ -44,6 +44,7 @@ from fedstrata.tasks.document_labels import (
     pool,
     text_windows,
 )
+from fedstrata.tasks.floors import LabelFloors
 from fedstrata.tasks.partial_labels import marginal_loss, stacked, unknown_classes
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, pad_ids, run_model
@@ -52,7 +53,7 @@ logger = logging.getLogger(__name__)
 _UNLABELLED = "multi_label: %s of %s documents have no label; data.labels.without_labels=drop leaves them out"
 
 
-class DocumentClassification(LabellingTask):
+class DocumentClassification(LabelFloors, LabellingTask):
     """Document classification: the labels of a note."""
 
     name: Literal["classify"] = "classify"

@@ -15,7 +15,7 @@ told rightly for WSC.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal
@@ -44,15 +44,16 @@ from fedstrata.metrics.labels import (
     tally_of,
 )
 from fedstrata.metrics.text import answer_tally, answers_from
-from fedstrata.tasks.causal import CausalTask
 from fedstrata.tasks.continuations import log_likelihoods
 from fedstrata.tasks.corrupt import shuffled_windows
+from fedstrata.tasks.floors import QuestionFloors
 from fedstrata.tasks.instruction.prompts import FIELDS_OF_TEMPLATE
 from fedstrata.tasks.questions import (
     ANSWER,
     FORMS,
     OWN,
     TRUTH,
+    ClozeAnswer,
     ClozeExample,
     Questions,
     question_examples,
@@ -67,21 +68,7 @@ _METRICS: Mapping[str, tuple[str, ...]] = {"multirc": ("f1a", "exact_match"), "r
 """The scores of questions that are not scored by accuracy; the first one is what a run is judged by."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClozeAnswer:
-    """What the model answers to a document.
-
-    Attributes:
-        labels: The labels that its answer stands for.
-        probabilities: Of every label that it might stand for; they sum to one, but where each choice is asked
-            about.
-    """
-
-    labels: tuple[str, ...]
-    probabilities: Mapping[str, float]
-
-
-class ClozeQuestions(CausalTask):
+class ClozeQuestions(QuestionFloors):
     """Cloze questions: a causal language model says which of the answers is the likeliest to follow."""
 
     name: Literal["cloze"] = "cloze"

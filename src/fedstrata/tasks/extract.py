@@ -25,13 +25,16 @@ from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import CardWords, Task
 from fedstrata.core.types import Tally
+from fedstrata.data.sentences import lines, sentences
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import Triple, match_relations, triples_of
 from fedstrata.metrics.spans import OVERALL, match_spans, score_names, scores_from, tally_of
+from fedstrata.tasks.floors import LOOKUP, nothing_found
 from fedstrata.tasks.instruction.examples import Example, Kind, answer_text
 from fedstrata.tasks.instruction.extraction_types import types_in
 from fedstrata.tasks.instruction.instructions import AskingTask, InstructionTokenizer, TemplateFiles
 from fedstrata.tasks.instruction.markup import Faults, read
+from fedstrata.tasks.lookup import LookupTagger
 from fedstrata.tasks.texts import require_single_texts
 
 FAULTS: Mapping[str, str] = {
@@ -70,6 +73,7 @@ class Extraction(AskingTask):
     naming: ClassVar[tuple[str, ...]] = ("mentions", "modifiers")
     reads_spans: ClassVar[bool] = True
     knows_partial_annotation: ClassVar[bool] = True
+    floor_names: ClassVar[tuple[str, ...]] = (LOOKUP,)
 
     @property
     def without_relations(self) -> Sequence[str]:
@@ -222,6 +226,50 @@ class Extraction(AskingTask):
         if len(self.tasks) > 1:
             scores = {"f1": fmean(scores[f"{task}_f1"] for task in there), **scores}
         return scores | {name: float(tally[name]) for name in FAULTS}
+
+    def floors(
+        self, train: Sequence[Document], documents: Sequence[Document], tokenizer: Any
+    ) -> Mapping[str, Sequence[Extracted]]:
+        """Marks the mentions of the training documents wherever their words stand; so with modifiers.
+
+        A modifier goes with every annotated mention of its sentence that may have one of its type.
+        """
+        known = [self.known(document) for document in train]
+        main, modifiers = (
+            LookupTagger.fit(replace(own, spans=spans_of(own), relations=()) for own in known)
+            for spans_of in (
+                lambda own: tuple(span for span in own.spans if span.label in self._types["ner"]),
+                lambda own: tuple(replace(each.modifier, label=each.label) for each in triples_of(own)),
+            )
+        )
+
+        def found(document: Document) -> Extracted:
+            spans = main.predict(document) if "ner" in self.tasks else self.known(document).spans
+            asked = "re" in self.tasks and modifiers.lexicon
+            return Extracted(spans, self._beside(document, modifiers.predict(document)) if asked else ())
+
+        there = main.lexicon if "ner" in self.tasks else modifiers.lexicon
+        return {LOOKUP: list(map(found, documents))} if there else {}
+
+    def _beside(self, document: Document, modifiers: Sequence[Span]) -> tuple[Triple, ...]:
+        """Returns each modifier with each annotated mention of its sentence that may have such a one."""
+        cut = sentences if self.unit == "sentence" else lines
+        return tuple(
+            Triple(span, modifier, modifier.label)
+            for start, end in cut(document.text)
+            for span in self.known(document).spans
+            if start <= span.start and span.end <= end
+            for modifier in modifiers
+            if start <= modifier.start and modifier.end <= end
+            if modifier.label in self.asked_modifiers.get(span.label, ())
+        )
+
+    def degenerate(self, tally: Tally, documents: int) -> str:
+        """Says whether no mention was predicted, or no modifier."""
+        whats = {"ner": "mention was predicted", "re": "modifier was predicted"}
+        counts = {"ner": documents, "re": int(tally.get("re_documents", 0))}
+        said = (nothing_found(tally, whats[task], counts[task], f"{task}_") for task in self.tasks)
+        return ", and ".join(filter(None, said))
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions and modifiers of the task's types, and nothing else."""

@@ -28,6 +28,7 @@ from fedstrata.core.types import Tally
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.lm import TextLikelihood, scores_from, tally_of
 from fedstrata.tasks.causal import CausalTask, cross_entropies, end_id, total_of
+from fedstrata.tasks.floors import UNIGRAM
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
 from fedstrata.tasks.windows import Row, run_model
 
@@ -66,6 +67,7 @@ class LanguageModelling(CausalTask):
     metric_names: ClassVar[tuple[str, ...]] = (*metrics, "bits_per_byte")
     lower_is_better: ClassVar[frozenset[str]] = frozenset(metric_names)
     needs_annotations: ClassVar[bool] = False
+    floor_names: ClassVar[tuple[str, ...]] = (UNIGRAM,)
 
     _packed: bool = True
 
@@ -147,6 +149,23 @@ class LanguageModelling(CausalTask):
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
         """Returns perplexity and its kin; see `fedstrata.metrics.lm.scores_from`."""
         return scores_from(tally)
+
+    def floors(
+        self, train: Sequence[Document], documents: Sequence[Document], tokenizer: Any
+    ) -> Mapping[str, Sequence[TextLikelihood]]:
+        """Takes every token for as likely as it was in the training documents, whatever is before it.
+
+        Counts are of the tokens that are scored, ends of documents among them, and one is added to each.
+        """
+        end, counts = end_id(tokenizer, self.name), np.ones(len(tokenizer))
+        for ids, _ in whole_texts(train, tokenizer):
+            counts += np.bincount([*ids, end], minlength=len(counts))
+        nats = np.log(counts.sum()) - np.log(counts)
+        answers = [
+            TextLikelihood(float(nats[[*ids, end]].sum()), len(ids) + 1, len(document.text.encode()))
+            for document, (ids, _) in zip(documents, whole_texts(documents, tokenizer), strict=True)
+        ]
+        return {UNIGRAM: answers} if train else {}
 
     def known(self, document: Document) -> Document:
         """Returns the document without annotations: none says anything of a likelihood."""

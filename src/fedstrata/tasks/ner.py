@@ -27,11 +27,14 @@ from fedstrata.core.errors import Problem, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.select import unknown_types
 from fedstrata.data.split import Split
 from fedstrata.metrics.spans import match_spans, tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import corrupted_targets
+from fedstrata.tasks.floors import LOOKUP, nothing_found
+from fedstrata.tasks.lookup import LookupTagger
 from fedstrata.tasks.partial_labels import partial_cross_entropy, stacked, unknown_classes
 from fedstrata.tasks.texts import require_single_texts
 from fedstrata.tasks.windows import (
@@ -71,6 +74,7 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     outputs: ClassVar[tuple[str, ...]] = ("brat", "i2b2", "jsonl")
     naming: ClassVar[tuple[str, ...]] = ("types",)
     class_words: ClassVar[str] = "O and B-, I- of every type"
+    floor_names: ClassVar[tuple[str, ...]] = (LOOKUP,)
 
     def fitted(self, clients: Mapping[str, Split]) -> NamedEntityRecognition:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
@@ -172,6 +176,17 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         """Counts the mentions of each document; see `fedstrata.metrics.spans.tally_of`."""
         found = [own.of_looked_for(answer) for own, answer in zip(documents, answers, strict=True)]
         return tally_of(match_spans([document.spans for document in documents], found), self._types)
+
+    def floors(
+        self, train: Sequence[Document], documents: Sequence[Document], tokenizer: Any
+    ) -> Mapping[str, Sequence[tuple[Span, ...]]]:
+        """Marks the mentions of the training documents wherever their words stand."""
+        tagger = LookupTagger.fit(map(self.known, train))
+        return {LOOKUP: [tagger.predict(document) for document in documents]} if tagger.lexicon else {}
+
+    def degenerate(self, tally: Tally, documents: int) -> str:
+        """Says whether no mention was predicted."""
+        return nothing_found(tally, "mention was predicted", documents)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions of the task's types, and nothing else."""

@@ -78,6 +78,20 @@ class Asked:
     right: int
 
 
+@dataclass(frozen=True, slots=True)
+class ClozeAnswer:
+    """What the model answers to a document.
+
+    Attributes:
+        labels: The labels that its answer stands for.
+        probabilities: Of every label that it might stand for; they sum to one, but where each choice is asked
+            about.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: Mapping[str, float]
+
+
 class Questions:
     """Words the questions of a task.
 

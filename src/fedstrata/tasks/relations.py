@@ -21,6 +21,7 @@ about all of them. Documents that lack relations are neither trained on nor scor
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal
@@ -36,12 +37,14 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.surveyed import PAIRS, RELATIONS
 from fedstrata.core.task import CardWords
+from fedstrata.core.types import Tally
 from fedstrata.data.select import related_types, unknown_types
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import tally_of
 from fedstrata.tasks.annotation_types import TypedTask
 from fedstrata.tasks.corrupt import shuffled_windows
+from fedstrata.tasks.floors import ALL_PAIRS, nothing_found
 from fedstrata.tasks.mention_pairs import PairMarker, candidate_pairs, code_of, markable, require_signs
 from fedstrata.tasks.partial_labels import partial_cross_entropy, stacked, unknown_classes
 from fedstrata.tasks.texts import padding_id, require_single_texts, whole_texts
@@ -115,6 +118,7 @@ class RelationClassification(TypedTask):
     outputs: ClassVar[tuple[str, ...]] = ("brat", "jsonl")
     naming: ClassVar[tuple[str, ...]] = ("types", "modifiers")
     class_words: ClassVar[str] = f"{NO_RELATION} and the types"
+    floor_names: ClassVar[tuple[str, ...]] = (ALL_PAIRS,)
     beyond_texts: ClassVar[tuple[str, str]] = (
         "mentions (brat, i2b2, jsonl ...)",
         "task relations says how mentions that are marked already are related",
@@ -277,6 +281,32 @@ class RelationClassification(TypedTask):
             for document, own in zip(documents, answers, strict=True)
         ]
         return tally_of(match_relations(gold, found), self._types)
+
+    def floors(
+        self, train: Sequence[Document], documents: Sequence[Document], tokenizer: Any
+    ) -> Mapping[str, Sequence[tuple[Relation, ...]]]:
+        """Takes all pairs for related whose types of mentions are in the training documents.
+
+        A relation's type is the most frequent one of its types of mentions; of equals the first by name.
+        """
+        seen: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+        for document in map(self.known, train):
+            for own in document.relations:
+                seen[document.spans[own.head].label, document.spans[own.tail].label][own.label] += 1
+        usual = {types: min(own, key=lambda label: (-own[label], label)) for types, own in seen.items()}
+
+        def related(document: Document) -> tuple[Relation, ...]:
+            spans = document.spans
+            pairs = [(pair, [spans[index].label for index in pair]) for pair in self._candidates(document)]
+            return tuple(
+                Relation(*pair, label) for pair, own in pairs if (label := usual.get((own[0], own[1])))
+            )
+
+        return {ALL_PAIRS: [related(document) for document in documents]} if usual else {}
+
+    def degenerate(self, tally: Tally, documents: int) -> str:
+        """Says whether no relation was predicted."""
+        return nothing_found(tally, "relation was predicted", documents)
 
     def known(self, document: Document) -> Document:
         """Returns the document with its mentions, and its relations of the task's types."""

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
+from statistics import fmean
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
@@ -25,8 +27,10 @@ from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
 from fedstrata.data.readers.mts_dialog import SECTION
+from fedstrata.data.sentences import sentences
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.text import ROUGE, answer_tally, answers_from, overlap_from, overlap_tally
+from fedstrata.tasks.floors import ENOUGH, LEAD
 from fedstrata.tasks.instruction.examples import Example, InstructionTask, answer_text, answered
 from fedstrata.tasks.instruction.prompts import (
     FIELDS_OF_TEMPLATE,
@@ -67,6 +71,7 @@ class Summarization(InstructionTask):
     template_field: ClassVar[str] = _TEXT
     metrics: ClassVar[tuple[str, ...]] = (*ROUGE, "bleu4", "exact_match", "f1", "finished")
     gives: ClassVar[tuple[str, ...]] = ("text_pair",)
+    floor_names: ClassVar[tuple[str, ...]] = (LEAD,)
 
     def _misfits(self) -> Iterator[str]:
         if self.answer_length > self.max_length // 2:
@@ -165,6 +170,21 @@ class Summarization(InstructionTask):
         finished = tally["finished"] / tally["documents"]
         return {**overlap_from(tally), **answers_from(tally), "finished": finished}
 
+    def floors(
+        self, train: Sequence[Document], documents: Sequence[Document], tokenizer: Any
+    ) -> Mapping[str, Sequence[Written]]:
+        """Writes the first sentences of a text, as many as training documents' own second texts have."""
+        sizes = [len(list(sentences(each.text_pair or ""))) for each in train if _has_answer(each)]
+        if not sizes:
+            return {}
+        count = max(1, round(fmean(sizes)))
+        return {LEAD: [(_beginning(document.text, count), True) for document in documents]}
+
+    def degenerate(self, tally: Tally, documents: int) -> str:
+        """Says whether nothing was written."""
+        nothing = documents >= ENOUGH and tally.get("words") == 0
+        return f"nothing was written for any of {documents} documents" if nothing else ""
+
     def known(self, document: Document) -> Document:
         """Returns the document without mentions and relations; its labels are those of the text."""
         return replace(document, spans=(), relations=())
@@ -205,3 +225,9 @@ class Summarization(InstructionTask):
 
 def _has_answer(document: Document) -> bool:
     return bool((document.text_pair or "").strip())
+
+
+def _beginning(text: str, count: int) -> str:
+    """Returns the first sentences of a text, so many of them."""
+    ends = [end for _, end in islice(sentences(text), count)]
+    return text[: ends[-1]].strip() if ends else ""

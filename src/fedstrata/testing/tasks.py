@@ -95,6 +95,11 @@ def _check_parts(contract: Contract, experiment: Experiment, documents: Sequence
                 raise AssertionError("an annotated document has another text")
     with contract.clause("what is counted adds up, and scores are of the names that it says"):
         _require_added(task, known, answer(model, task, known, experiment.settings.training))
+    with contract.clause("its floors are named, and answer every document"):
+        for name, own in task.floors(known, known, model.tokenizer).items():
+            if name not in task.floor_names or len(own) != len(known):
+                raise AssertionError(f"{name!r} is not named, or has {len(own)} answers to {len(known)}")
+            _require_added(task, known, own)
     with contract.clause("a corrupt client has as many examples as before"):
         examples = task.training_examples(known, model.tokenizer)
         for kind in DATA_CORRUPTIONS:

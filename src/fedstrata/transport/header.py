@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError, Message
 
 from fedstrata.core.errors import FrameError
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Version of all that is said on the wire; both sides must have the same."""
 PACKAGE, NAME = "fedstrata.split", "Header"
 SERVICE, METHOD, SETTINGS = "fedstrata.split.Transport", "Converse", "Settings"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from support import TINY
 
@@ -14,7 +16,9 @@ from fedstrata.engine.sites import sites_of
 from fedstrata.tasks import task_of
 from fedstrata.train.evaluate import answer
 
+COUNTED: dict[str, JSON] = {"nats": 100.0, "tokens": 100.0, "bytes": 100.0}
 DOCUMENTS = {"north": 4, "south": 4}
+FLOOR = dict.fromkeys(("global", "mean_client"), math.e)
 TEXTS = "data.types=null"
 
 
@@ -25,6 +29,11 @@ TEXTS = "data.types=null"
         ({"tally": {"gold": [1]}, "apart": {}}, "no numbers by name"),
         ({"tally": {}, "apart": {}}, "no scores can be made"),
         ({"tally": {"nats": 1e300}, "apart": {}}, "no numbers by name"),
+        ({"tally": COUNTED, "apart": {}, "floors": {"look-up table": COUNTED}}, "none of this task's"),
+        ({"tally": COUNTED, "apart": {}, "floors": [COUNTED]}, "none of this task's"),
+        ({"tally": COUNTED, "apart": {}, "floors": {"unigram": {"nats": "1"}}}, "no numbers by name"),
+        ({"tally": COUNTED, "apart": {}, "floors": {"unigram": {**COUNTED, "tokens": -1}}}, "than nothing"),
+        ({"tally": COUNTED, "apart": {}, "floors": {"untrained model": {}}}, "no scores can be made"),
     ],
 )
 def test_counts_that_are_of_no_use_cost_their_client_its_scores_and_nobody_else(
@@ -36,14 +45,15 @@ def test_counts_that_are_of_no_use_cost_their_client_its_scores_and_nobody_else(
     def reject(client: str, error: FedstrataError) -> None:
         lost[client] = str(error)
 
-    honest = task.tally([], [])
-    tally: dict[str, JSON] = dict.fromkeys(honest, 100.0)
-    good = Update({}, {"tally": tally, "apart": {}}, weight=4.0)
+    good = Update({}, {"tally": COUNTED, "apart": {}, "floors": {"unigram": COUNTED}}, weight=4.0)
     updates = [(ClientInfo("north", 9), good), (ClientInfo("south", 9), Update({}, said, weight=4.0))]
-    found = gathered(task, updates, DOCUMENTS, reject, one_model=True)
-    alone = gathered(task, updates[:1], DOCUMENTS, reject, one_model=True)
+    found, alone = (
+        gathered(task, some, DOCUMENTS, reject, one_model=True, metric="perplexity")
+        for some in (updates, updates[:1])
+    )
     assert found["clients"]["south"] is None
     assert found["global"] == alone["global"] == found["clients"]["north"]
+    assert found["floors"] == alone["floors"] == {"unigram": {**FLOOR, "documents": 4}}
     assert told in lost["south"]
 
 

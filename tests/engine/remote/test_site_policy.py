@@ -45,6 +45,7 @@ def guard(folder: Path, *lines: str) -> PolicyGuard:
         ("secure_aggregation: true", (), "demanded here, and the server asks for updates in the clear"),
         ("scores: false", (), "what is counted of held-out documents stays here"),
         ("scores: false", (SECURE, "privacy.scores=summed"), "what is counted of held-out documents stays"),
+        ("floors: false", (), "what floors count to stays here"),
         ("mechanisms: [joint, local]", (), "joint or local here, and the server asks for 'none'"),
         ("mechanisms: [joint]", PRIVATE, "joint here, and the server asks for 'local'"),
         ("units: [patient]", PRIVATE, "patient here, and the server asks for document"),
@@ -70,6 +71,7 @@ def test_a_run_within_the_policy_goes_on_and_all_that_is_not_is_told_at_once(tmp
     settings = check_settings(read_source(None, own)).settings
     lines = ("methods: [layer_skipping]", "rounds: 2", "secure_aggregation: true", "scores: false")
     more = ("mechanisms: [local]", "units: [document]", "delta: 0.01", "steps: 3", "epochs: 1")
+    more = (*more, "floors: false")  # of which nothing leaves where training is protected
     guard(tmp_path, *lines, *more).require_settings(settings)
     with pytest.raises(PolicyError) as refused:
         guard(tmp_path, *lines, "mechanisms: [joint]", "units: [patient]").require_settings(settings)

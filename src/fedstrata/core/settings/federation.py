@@ -95,6 +95,11 @@ class FederationSettings(Settings):
     metric: str | None = Field(
         default=None, description="The score a run is judged by, for example `f1/drug`; the task's if null."
     )
+    floors: bool = Field(
+        default=True,
+        description="Beside the test score what takes no training: the task's floors, made of each client's "
+        "own documents, and the model as it was at first, for which the test split is scored once more.",
+    )
     bootstrap: BootstrapSettings | None = Field(
         default=None, description="Intervals around the test scores; {} for Fed-MedLoRA's draws."
     )

@@ -39,6 +39,11 @@ class SitePolicy(Settings):
     scores: bool = Field(
         default=True, description="Whether what is counted of held-out documents may leave the site."
     )
+    floors: bool = Field(
+        default=True,
+        description="Whether what floors count to, which are made of training documents, may leave the site "
+        "(federation.floors).",
+    )
     secure_aggregation: bool = Field(
         default=False, description="Whether a run must have privacy.secure_aggregation."
     )

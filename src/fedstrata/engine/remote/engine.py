@@ -22,6 +22,7 @@ from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.facts import document_counts
+from fedstrata.engine.floors import told_by_sites
 from fedstrata.engine.model import outline
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Turns
@@ -307,8 +308,12 @@ class RemoteEngine(Engine):
         if not final and not any(documents.values()):
             return {}
         asked: dict[str, JSON] = {"part": part, "final": final}
+        asked |= {"floors": True} if final and told_by_sites(self._experiment.settings) else {}
         one_model = self._divided is not None or not self._method.personal
-        gather = partial(gathered, self._experiment.task, documents=documents, reject=cohort.reject)
+        metric = self._experiment.metric if "floors" in asked else None
+        gather = partial(
+            gathered, self._experiment.task, documents=documents, reject=cohort.reject, metric=metric
+        )
         if self._divided is not None:
             converse = self._converse_scores(self._divided, cohort, state, asked)
             return gather(converse, one_model=one_model)

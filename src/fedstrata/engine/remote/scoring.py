@@ -11,11 +11,14 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedstrata.core.errors import FedstrataError, FrameError, printable
+from fedstrata.core.floors import UNTRAINED
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.task import Task
 from fedstrata.core.types import ClientInfo, Plan, Tally, Update
 from fedstrata.engine.cohort import RoundCohort
+from fedstrata.engine.floors import joined
 from fedstrata.engine.protocol import Counting
+from fedstrata.engine.scoring import alike
 from fedstrata.metrics.counts import added
 from fedstrata.record.summary import mean_scores
 from fedstrata.split.messages import is_number
@@ -32,6 +35,7 @@ def gathered(
     reject: Callable[[str, FedstrataError], None],
     *,
     one_model: bool,
+    metric: str | None = None,
 ) -> dict[str, Any]:
     """Returns scores of what clients have counted; see `engine.protocol.Engine.score`.
 
@@ -41,11 +45,13 @@ def gathered(
         documents: How many documents each has, by the names of all clients.
         reject: Told whose counts are of no use, and why.
         one_model: Whether all have scored the same model; else there is no score of one model.
+        metric: The score of which they were asked for floors; none if they were not.
     """
     clients: dict[str, Scores | None] = dict.fromkeys(documents)
     tallies: list[Tally] = []
     apart: list[Scores] = []
     weights: list[float] = []
+    floors: dict[str, Mapping[str, Tally]] = {}
     for info, update in scored:
         if update.values.get("tally") is None:
             continue
@@ -56,6 +62,7 @@ def gathered(
             if not 0 < update.weight <= documents[info.id]:
                 told = f"scores came of {update.weight:g} documents"
                 raise FrameError(f"{told}; the client has {documents[info.id]}")
+            floors_of_client = _said_floors(task, update) if metric is not None else {}
             clients[info.id] = _scores(task, tally, own)
         except FrameError as error:
             reject(info.id, error)
@@ -63,13 +70,18 @@ def gathered(
         tallies.append(tally)
         apart.append(own)
         weights.append(update.weight)
+        floors[info.id] = floors_of_client
     weighted = mean_scores(apart, weights) or {}
+    counted = {client: documents[client] for client in floors}
+    beside = joined(task, metric, floors, counted) if metric is not None else {}
     return {
         "global": _scores(task, added(tallies), weighted) if tallies and one_model else None,
         "clients": clients,
         "mean_client": mean_scores(list(clients.values())),
         "external": {},
         **({"weighted": sorted(weighted)} if weighted else {}),
+        **({"floors": beside} if beside else {}),
+        **alike(task, tallies, round(sum(weights))),
     }
 
 
@@ -121,7 +133,8 @@ def summed(
     except FrameError as error:
         cohort.book.listen("warning", {"message": f"the {part} scores are of no use: {error}"})
         return replace(nothing, clients=clients)
-    return Summed({**nothing.scores, "global": scores}, clients)
+    said = alike(task, [tally], counted)
+    return Summed({**nothing.scores, "global": scores, **said}, clients)
 
 
 def _scores(task: Task, tally: Tally, apart: Scores) -> Scores:
@@ -142,10 +155,31 @@ def _said_numbers(update: Update, name: str) -> dict[str, float]:
     Raises:
         FrameError: They are none.
     """
-    match update.values.get(name):
+    return _numbers(update.values.get(name), name)
+
+
+def _numbers(said: Any, name: str) -> dict[str, float]:
+    match said:
         case dict(own) if all(
             is_number(value, _LARGEST) and key == printable(key, 100) for key, value in own.items()
         ):
-            return own  # type: ignore[return-value]
+            return own
         case _:
             raise FrameError(f"what a client says of its documents ({name}) is no numbers by name")
+
+
+def _said_floors(task: Task, update: Update) -> dict[str, Tally]:
+    """Returns what floors count to on a client's documents, by name; it need not say anything of them.
+
+    Raises:
+        FrameError: It says something else, or of floors that the task has not.
+    """
+    said = update.values.get("floors", {})
+    if not isinstance(said, dict) or not said.keys() <= {*task.floor_names, UNTRAINED}:
+        raise FrameError("what a client says of floors is of none of this task's")
+    floors = {name: _numbers(own, "floors") for name, own in said.items()}
+    for tally in floors.values():
+        if min(tally.values(), default=0.0) < 0:
+            raise FrameError("what a client has counted is less than nothing")
+        _scores(task, tally, {})
+    return dict(floors)

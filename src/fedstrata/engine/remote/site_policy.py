@@ -26,6 +26,7 @@ from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, read_source, validate
+from fedstrata.engine.floors import told_by_sites
 from fedstrata.engine.prepare import Experiment
 from fedstrata.methods import METHODS
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
@@ -133,6 +134,8 @@ class PolicyGuard:
         tells = privacy.scores == "summed" or not (privacy.by_unit or privacy.secure_aggregation)
         if not policy.scores and tells:
             yield "scores", "what is counted of held-out documents stays here, and the server asks for it"
+        if not policy.floors and told_by_sites(settings):
+            yield "floors", "what floors count to stays here, and the server asks for it (federation.floors)"
         if policy.mechanisms is not None and privacy.mechanism not in policy.mechanisms:
             yield "mechanisms", f"{' or '.join(policy.mechanisms)} here, {asks} {privacy.mechanism!r}"
         elif policy.epsilon is not None and privacy.mechanism == "none":

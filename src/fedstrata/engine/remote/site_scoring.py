@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
@@ -13,15 +13,19 @@ from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Workplace
 from fedstrata.core.client import Client
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import FrameError
+from fedstrata.core.floors import UNTRAINED
 from fedstrata.core.seeding import Seed
-from fedstrata.core.types import JSON, Plan, Update
+from fedstrata.core.types import JSON, Plan, Tally, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.corpus import corpus_facts
 from fedstrata.engine.facts import document_counts, model_facts, saved_weights
+from fedstrata.engine.floors import floors_of, has_untrained, joined, may_leave, told_by_sites
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import DOCUMENTS, SETTINGS, write_documents, write_settings
+from fedstrata.engine.scoring import alike
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.record.log import Listener, RecordLog, read_events
 from fedstrata.record.summary import summarise, write_summary
@@ -74,6 +78,7 @@ class SiteScoring:
             raise FrameError("the server asks for scores of documents that are trained on privately")
         self._listen("scoring", {"part": part})
         started, documents = time.perf_counter(), self._site.scored(str(part))
+        floors = {} if masked or not plan.values.get("floors") else self._floors(client, documents)
         if masked and not documents:
             raise FrameError(f"there are no {part} documents here, and a sum with nothing in it hides nobody")
         model = self._experiment.model
@@ -89,8 +94,12 @@ class SiteScoring:
             scores = task.scored(tally, apart)
             if tells:
                 counted = {"tally": {**tally}, "apart": {**apart}}
+                counted |= {"floors": {name: {**own} for name, own in floors.items()}} if floors else {}
         if plan.values.get("final") and self._experiment.method.divides(self._site.id) is None:
-            self._keep_model(scores, started)
+            said = alike(task, [tally], len(documents)) if documents else {}
+            id_, metric = self._site.id, self._experiment.metric
+            beside = joined(task, metric, {id_: floors}, {id_: len(documents)})
+            self._keep_model(scores, started, {**said, "floors": beside})
         return Update({}, counted, weight=float(len(documents) * tells))
 
     def _connected(self, client: Client, rng: Seed) -> AbstractContextManager[object]:
@@ -104,12 +113,30 @@ class SiteScoring:
         noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))
         return Ends(self._experiment.model, cut).connected(remote, noise=noise)
 
-    def _keep_model(self, scores: Mapping[str, float] | None, started: float) -> None:
+    def _floors(self, client: Client, documents: Sequence[Document]) -> dict[str, Tally]:
+        """Returns what floors count to on the client's documents; nothing if that may not leave it.
+
+        The model is left as it was. Where the server has a part of it, that has learnt already.
+        """
+        settings, model, task = self._experiment.settings, self._experiment.model, self._site.task
+        if not told_by_sites(settings) or not may_leave(self._site, documents):
+            return {}
+        floors = floors_of(self._site, documents)
+        if has_untrained(settings, task) and self._experiment.method.divides(self._site.id) is None:
+            model.restore()
+            floors[UNTRAINED] = task.counted(documents, answer(model, task, documents, client.training))
+            model.load_known(client.store.read().tensors)
+        return floors
+
+    def _keep_model(
+        self, scores: Mapping[str, float] | None, started: float, beside: Mapping[str, object]
+    ) -> None:
         """Makes this client's folder one of a finished run, whose model is the client's own.
 
         Args:
             scores: Of its test documents; none where it has none.
             started: When that was begun.
+            beside: What stands beside them.
         """
         experiment, folder = self._experiment, client_folder(self._workplace.folder, self._site.id)
         model = experiment.model
@@ -132,6 +159,7 @@ class SiteScoring:
             "clients": {self._site.id: scores},
             "mean_client": scores,
             "external": {},
+            **beside,
             "saved": saved_weights(folder),
             "seconds": time.perf_counter() - started,
             **peak_memory(model.device),

@@ -7,6 +7,7 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from fedstrata.core.settings.source import flatten
+from fedstrata.record.floors import cautions
 from fedstrata.record.history import History, client_scores, round_rows, time_parts
 from fedstrata.record.privacy import NOT_COVERED
 from fedstrata.record.report import plots
@@ -36,6 +37,7 @@ def comparison_page(histories: Sequence[History]) -> str:
         "comparison.html",
         rows=rows,
         scores=SCORES,
+        floors=any(row["floor"] is not None or row["cautions"] for row in begun),
         best=_best(rows) if len(metrics) == 1 and len(data) == 1 else {},
         metrics=metrics,
         falling=any(row["falling"] for row in begun),
@@ -91,6 +93,9 @@ def _row(index: int, name: str, history: History) -> dict[str, Any]:
         "low": min(clients, default=None),
         "high": max(clients, default=None),
         "headline": headline(scores, metric),
+        "floor": (summary.get("floor") or {}).get("value"),
+        "under_floor": not (summary.get("floor") or {"beaten": True})["beaten"],
+        "cautions": cautions(summary),
         "percent": summary["communication"]["percent_of_full_model"],
         **{
             way: rounds[-1][way] if rounds and not history.start["pooled"] else None for way in ("up", "down")

@@ -8,6 +8,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from fedstrata.record.corpus import PARTS
+from fedstrata.record.floors import cautions, floor_text
 from fedstrata.record.history import (
     History,
     client_scores,
@@ -61,6 +62,9 @@ def run_page(history: History) -> str:
         metric=metric,
         scores=scores,
         split=split,
+        floors=history.summary.get("floors") if history.final is not None and history.summary else {},
+        floor=floor_text(history.summary or {}),
+        cautions=cautions(history.summary or {}),
         columns=[name for name in headings(everything, metric) if not name.endswith(COUNTED)],
         by_label=score_tables(everything) if any("/" in name for name in everything) else [],
         training=trained_clients(history.start),

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from lookup import LookupTagger
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.metrics.spans import match_spans, scores_of
+from fedstrata.tasks.lookup import LookupTagger
 
 
 def note(text: str, *mentions: tuple[str, str]) -> Document:
