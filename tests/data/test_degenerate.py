@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.task import Task
-from fedstrata.data.degenerate import degenerate
+from fedstrata.data.degenerate import degenerate, unmentioned
 from fedstrata.data.duplicates import find_duplicates
 from fedstrata.data.overview import holdings_of, overview
 from fedstrata.data.split import Split
@@ -155,3 +155,12 @@ def test_hidden_counts_are_not_in_what_is_said_of_clients() -> None:
     assert told["words"]["b"]["train"] is None
     assert told["duplicates"]["elsewhere"]["b"] == {"documents": None, "equal": None, "near": 0}
     assert overview(holdings_of(splits, NER), repeated, hide=False)["documents"]["b"]["train"] == 2
+
+
+def test_the_line_is_shown_that_says_what_a_site_does_not_annotate() -> None:
+    ours, theirs = replace(note(1, "drug"), site="ours"), replace(note(2, "drug", "problem"), site="theirs")
+    (told,) = unmentioned([ours, theirs], NER)
+    assert "ours ('problem')" not in told
+    assert "nowhere: ours (problem); they count as absent there" in told
+    assert told.endswith("write data.annotates: {ours: [drug]}")
+    assert not list(unmentioned([replace(ours, annotates=frozenset({"drug"})), theirs], NER))

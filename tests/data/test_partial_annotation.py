@@ -82,6 +82,10 @@ def test_a_name_for_several_types_was_looked_for_where_all_of_them_were() -> Non
 
 
 def test_types_that_a_site_lacks_without_saying_so_are_found() -> None:
-    assert types_missing([BOTH, DRUGS], "spans") == {"one": ["drug"], "two": ["problem", "severity"]}
+    types = ("drug", "problem", "severity")
+    assert types_missing([BOTH, DRUGS], ["spans"], types) == {
+        "one": (["drug"], ["problem", "severity"]),
+        "two": (["problem", "severity"], ["drug"]),
+    }
     declared = replace(DRUGS, annotates=frozenset({"drug", "severity"}))
-    assert types_missing([BOTH, declared], "spans") == {"one": ["drug"], "two": ["severity"]}
+    assert types_missing([declared], ["spans"], types) == {"two": (["severity"], ["drug"])}

@@ -3,12 +3,15 @@
 No warning holds anything of a text; names are those of clients and classes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from fedstrata.core.documents import Document
 from fedstrata.core.settings.report import SMALL, shown
 from fedstrata.core.surveyed import LABELS, MENTIONS, PAIRS, RELATIONS
+from fedstrata.core.task import Task
 from fedstrata.data.duplicates import Duplicates, Repeated
 from fedstrata.data.overview import Holding, Holdings
+from fedstrata.data.partial_annotation import types_missing
 from fedstrata.data.split import PARTS
 
 NAMED = 5
@@ -44,6 +47,26 @@ def _lacking(holdings: Holdings, *, hide: bool) -> Iterator[str]:
             sizes = [f"{name} ({_told(len(own[name].decided[kind]), hide=hide)})" for name in without]
             lacks = f"none of the training documents of {_named(sizes)} has a {what} that others learn"
             yield f"{lacks}: it counts as absent there"
+
+
+def unmentioned(documents: Iterable[Document], task: Task) -> Iterator[str]:
+    """Yields which sites have types nowhere that are learnt, and how to say that nobody looked for them.
+
+    Args:
+        documents: Those of all sites, or of one.
+        task: What is learnt.
+    """
+    kinds = [kind for kind in ("spans", "relations") if kind in task.finds]
+    missing = types_missing(documents, kinds, task.known_types) if task.knows_partial_annotation else {}
+    if sites := {site: own for site, own in missing.items() if site and kinds and own[1]}:
+        told = [f"{site} ({_named(lacking)})" for site, (lacking, _) in sites.items()]
+        line = ", ".join(
+            f"{site}: [{', '.join(others)}]" for site, (_, others) in list(sites.items())[:NAMED]
+        )
+        yield (
+            f"types that are learnt and that a site has nowhere: {_named(told)}; they count as absent there. "
+            f"Where nobody looked for them, write data.annotates: {{{line}}}"
+        )
 
 
 def _one_class(holdings: Holdings) -> Iterator[str]:

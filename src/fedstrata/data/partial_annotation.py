@@ -73,27 +73,26 @@ def as_if_complete(documents: Iterable[Document]) -> tuple[Document, ...]:
     )
 
 
-def types_missing(documents: Iterable[Document], kind: str) -> dict[str, list[str]]:
-    """Returns by site the types that it has nowhere and that it does not leave out of what it annotates.
+def types_missing(
+    documents: Iterable[Document], kinds: Collection[str], types: Collection[str]
+) -> dict[str, tuple[list[str], list[str]]]:
+    """Returns of each site the types that it has nowhere without saying so, and all others, both sorted.
 
     Args:
         documents: Those of all sites.
-        kind: What has types: `spans` or `relations`.
+        kinds: What has types: `spans`, `relations`.
+        types: Types that are learnt.
     """
     by_site: dict[str, list[Document]] = {}
     for document in documents:
         by_site.setdefault(document.site, []).append(document)
-    found = {site: set(types_of(own, kind)) for site, own in by_site.items()}
-    every = set().union(*found.values())
-    missing = {
-        site: sorted(
-            label
-            for label in every - own
-            if any(all(document.looked_for([label])) for document in by_site[site])
-        )
-        for site, own in found.items()
-    }
-    return {site: own for site, own in missing.items() if own}
+    missing = {}
+    for site, own in by_site.items():
+        there = {label for kind in kinds for label in types_of(own, kind)}
+        open_ = {label for label in types if any(all(document.looked_for([label])) for document in own)}
+        if lacking := sorted(open_ - there):
+            missing[site] = lacking, sorted(set(types).difference(lacking) & (open_ | there))
+    return missing
 
 
 def mark_unannotated(documents: Sequence[Document]) -> list[Document]:

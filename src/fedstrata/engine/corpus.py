@@ -9,7 +9,7 @@ from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.core.settings.report import shown
 from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import Task
-from fedstrata.data.degenerate import degenerate
+from fedstrata.data.degenerate import degenerate, unmentioned
 from fedstrata.data.duplicates import find_duplicates
 from fedstrata.data.overview import holdings_of, overview
 from fedstrata.data.split import PARTS, Split
@@ -43,7 +43,10 @@ def corpus_facts(experiment: Experiment, clients: Mapping[str, Split], *, served
         "room": None if cut is None else _room(task),
         "partition": None if served else _words_of(settings.partition),
         "small_counts": "hide" if hide else "show",
-        "warnings": degenerate(holdings, duplicates, served=served, hide=hide),
+        "warnings": [
+            *degenerate(holdings, duplicates, served=served, hide=hide),
+            *unmentioned((each for own in clients.values() for each in own.all), task),
+        ],
     }
 
 
