@@ -166,16 +166,14 @@ def areas(
     What is given is as for `tally_of`.
     """
     looked = np.ones_like(gold) if looked is None else looked
-    defined = np.flatnonzero(gold.any(axis=0) & (looked & ~gold).any(axis=0))
+    lacking = looked & ~gold
+    defined = np.flatnonzero(gold.any(axis=0) & lacking.any(axis=0))
     scores = {}
-    if gold.any() and (looked & ~gold).any():
+    if gold.any() and lacking.any():
         scores["micro_auc"] = _area(gold[looked], probabilities[looked])
     if len(defined):
-        each = [
-            _area(gold[rows, label], probabilities[rows, label])
-            for label in defined
-            for rows in [looked[:, label]]
-        ]
+        columns = (each[:, defined].T for each in (gold, probabilities, looked))
+        each = [_area(has[rows], likely[rows]) for has, likely, rows in zip(*columns, strict=True)]
         scores["macro_auc"] = float(np.mean(each))
     return scores | {"auc_labels_left_out": float(gold.shape[1] - len(defined))}
 

@@ -45,7 +45,7 @@ from fedstrata.tasks.document_labels import (
     text_windows,
 )
 from fedstrata.tasks.floors import LabelFloors
-from fedstrata.tasks.partial_labels import marginal_loss, stacked, unknown_classes
+from fedstrata.tasks.partial_labels import open_rows, partial_cross_entropy, stacked, unknown_classes
 from fedstrata.tasks.texts import padding_id, require_one_each
 from fedstrata.tasks.windows import CUT_INTO_WINDOWS, IGNORED, pad_ids, run_model
 
@@ -131,10 +131,9 @@ class DocumentClassification(LabelFloors, LabellingTask):
         found = [(label, document.id) for document in documents for label in document.labels]
         labels = self.labels if self.labels != "auto" else sorted({label for label, _ in found})
         problems = unnamed("task.labels", found, labels)
-        # Of a document without a label it may be known that it has none of some.
-        odd = [
-            own for own in documents if len(set(own.labels)) != (own.annotates is None or bool(own.labels))
-        ]
+        # One without a label in which nobody looked for some is not odd: it may have any of those.
+        looked_through = [own for own in documents if own.labels or own.annotates is None]
+        odd = [document for document in looked_through if len(set(document.labels)) != 1]
         if self.problem_type == "auto" and odd and not any(document.labels[1:] for document in odd):
             logger.warning(_UNLABELLED, f"{len(odd):,}", f"{len(documents):,}")
         task = self._resolved("multi_label" if odd else "single_label")
@@ -272,10 +271,7 @@ class DocumentClassification(LabelFloors, LabellingTask):
         logits, labels = self._pooled(run_model(module, batch), batch), batch["labels"]
         unknown = batch.get("unknown")
         if self._one_each:
-            losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
-            if unknown is not None:
-                open_ = self._open(labels, unknown)
-                losses = losses.where(~open_, marginal_loss(logits, unknown | ~open_[:, None]))
+            losses = partial_cross_entropy(logits, labels, unknown, nothing=IGNORED)
             return losses.sum(), self.terms(batch).sum()
         weight = logits.new_full((len(self.classes),), self.positive_weight)
         losses = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="none")
@@ -288,7 +284,7 @@ class DocumentClassification(LabelFloors, LabellingTask):
         labels, unknown = batch["labels"], batch.get("unknown")
         if self._one_each:
             known = labels != IGNORED
-            return (known if unknown is None else known | self._open(labels, unknown)).long()
+            return (known if unknown is None else known | open_rows(labels, unknown, IGNORED)).long()
         every = labels.new_full((len(labels),), labels.shape[1], dtype=torch.int64)
         return every if unknown is None else every - unknown.sum(dim=1)
 
@@ -409,11 +405,6 @@ class DocumentClassification(LabelFloors, LabellingTask):
         if len(self.classes) == 1:
             return np.arange(1 - len(targets), dtype=np.int32)
         return np.sort((targets + 1) % len(self.classes))
-
-    @staticmethod
-    def _open(labels: Tensor, unknown: Tensor) -> Tensor:
-        """Returns which documents have none of the labels that somebody looked for in them, (documents,)."""
-        return (labels == IGNORED) & unknown.any(dim=1)
 
     def _looked_for(self, documents: Sequence[Document]) -> np.ndarray:
         """Returns which labels somebody looked for in each document, (documents, labels) bool."""

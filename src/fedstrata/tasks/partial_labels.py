@@ -47,28 +47,30 @@ def stacked(examples: Sequence[Any], classes: int) -> dict[str, Tensor]:
     return {"unknown": torch.from_numpy(np.stack(rows))}
 
 
-def partial_cross_entropy(logits: Tensor, labels: Tensor, unknown: Tensor | None) -> Tensor:
-    """Returns the loss of each row, (rows,): its cross entropy, or that of what goes with `ABSENT`.
+def open_rows(labels: Tensor, unknown: Tensor, nothing: int) -> Tensor:
+    """Returns which rows are marked as nothing and may have a class nobody looked for, (rows,) bool."""
+    return (labels == nothing) & unknown.any(dim=1)
+
+
+def partial_cross_entropy(
+    logits: Tensor, labels: Tensor, unknown: Tensor | None, nothing: int = ABSENT
+) -> Tensor:
+    """Returns the loss of each row, (rows,): its cross entropy, or that of all that goes with nothing.
 
     Args:
         logits: (rows, classes).
         labels: The class of each row, (rows,) int64; `IGNORED` where it has no loss.
-        unknown: The classes that a row of class `ABSENT` may have as well, (rows, classes) bool; none if no
+        unknown: The classes that a row that is marked as nothing may have, (rows, classes) bool; none if no
             row has any.
+        nothing: What such a row is labelled with: the class of nothing; or `IGNORED` where there is none, so
+            that it has one of the others.
     """
     losses = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none")
     if unknown is None:
         return losses
-    compatible = unknown.clone()
-    compatible[:, ABSENT] = True
-    return torch.where((labels == ABSENT) & unknown.any(dim=1), marginal_loss(logits, compatible), losses)
-
-
-def marginal_loss(logits: Tensor, compatible: Tensor) -> Tensor:
-    """Returns -log of the summed probability of some classes of each row, (rows,).
-
-    Args:
-        logits: (rows, classes).
-        compatible: Which classes are summed over, (rows, classes) bool; at least one a row.
-    """
-    return logits.logsumexp(dim=1) - logits.masked_fill(~compatible, -torch.inf).logsumexp(dim=1)
+    rows = open_rows(labels, unknown, nothing)
+    compatible = unknown | ~rows[:, None]  # other rows keep all: a sum over nothing would spoil gradients
+    if nothing != IGNORED:
+        compatible[:, nothing] = True
+    marginal = logits.logsumexp(dim=1) - logits.masked_fill(~compatible, -torch.inf).logsumexp(dim=1)
+    return torch.where(rows, marginal, losses)
