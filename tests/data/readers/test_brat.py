@@ -189,3 +189,68 @@ def test_errors_name_the_line_and_never_the_text(
     assert raised.value.line == line
     assert says in str(raised.value)
     assert "SECRET" not in str(raised.value)
+
+
+SCHEME = """\
+# what annotators had to choose from
+<MAIN>=Sign_symptom|Disease
+[entities]
+!Finding
+\tSign_symptom
+\tDisease_disorder
+--------------------
+body_location
+[relations]
+MODIFY\tArg1:<MODIFIER>, Arg2:<MAIN>
+<OVERLAP>\tArg1:<MAIN>, Arg2:<MAIN>, <OVL-TYPE>:contain
+[events]
+Treatment\tTarget?:Disease_disorder, Agent*:Drug,  Dose{0-2}:Dosage
+[attributes]
+Negation\tArg:<EVENT>
+"""
+NAMED = {
+    *("Sign_symptom", "Disease_disorder", "body location", "MODIFY"),
+    *("Treatment", "Target", "Agent", "Dose"),
+}
+
+
+def sites_with_schemes(folder: Path) -> Path:
+    """Three sites: one has its own scheme, one that of the corpus, one a scheme that names no type."""
+    for place in ("north", "south", "west/train", "west/test"):
+        (folder / place).mkdir(parents=True)
+        name = f"note-{place.replace('/', '-')}"
+        (folder / place / f"{name}.txt").write_text("Aspirin treats pain.")
+        (folder / place / f"{name}.ann").write_text("T1\tSign_symptom 15 19\tpain\n")
+    (folder / "annotation.conf").write_text("[entities]\nSign_symptom\nDrug\n")
+    (folder / "north" / "annotation.conf").write_text(SCHEME)
+    (folder / "west" / "annotation.conf").write_text("[attributes]\nNegation\tArg:<ANY>\n")
+    return folder
+
+
+def test_the_nearest_annotation_conf_says_what_annotators_had_to_choose_from(tmp_path: Path) -> None:
+    documents = {document.site: document for document in read(sites_with_schemes(tmp_path), "brat")}
+    assert documents["north"].annotates == NAMED
+    assert documents["south"].annotates == {"Sign_symptom", "Drug"}
+    assert documents["west"].annotates is None, "attributes say nothing of types"
+
+
+def test_one_text_has_the_annotation_conf_beside_it(tmp_path: Path) -> None:
+    file = sites_with_schemes(tmp_path) / "north" / "note-north.txt"
+    (document,) = read(file, "brat")
+    assert document.annotates == NAMED
+    (document,) = read(file.parent, "brat")
+    assert document.annotates == NAMED
+
+
+def test_what_is_annotated_though_nothing_names_it_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "annotation.conf").write_text("[entities]\nDrug\n")
+    for name in ("one", "other"):
+        (tmp_path / f"{name}.txt").write_text("Aspirin treats pain.")
+        (tmp_path / f"{name}.ann").write_text("T1\tPain 15 19\tpain\n" if name == "one" else "")
+    assert [document.annotates for document in read(tmp_path, "brat")] == [{"Drug", "Pain"}] * 2
+
+
+def test_an_annotation_conf_without_sections_is_told_with_its_line(tmp_path: Path) -> None:
+    (sites_with_schemes(tmp_path) / "south" / "annotation.conf").write_text("# types\n\nDrug\n")
+    with pytest.raises(DataError, match=r"annotation\.conf.*line 3.*before the first section.*\[entities\]"):
+        read(tmp_path, "brat")

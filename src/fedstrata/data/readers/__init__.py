@@ -4,7 +4,7 @@
 laid out.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +41,7 @@ from fedstrata.data.readers import (
 )
 from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
 from fedstrata.data.readers.folders import TOLD, Unannotated, find_sources
+from fedstrata.data.select import types_of
 
 FORMATS: dict[str, Format] = {
     "text": texts.FORMAT,
@@ -187,6 +188,7 @@ def read(
         annotated = annotated and unannotated != "keep"
         found = _from_files(Path(path), formats[format], unannotated, part, annotated)
     documents: list[Document] = []
+    schemes: list[Path | None] = []
     paths: dict[str, Path] = {}
     for source, placed in found:
         if placed.id in paths:
@@ -194,9 +196,36 @@ def read(
             raise DataError(source.path, message, expected=f"another id than in {paths[placed.id]}")
         paths[placed.id] = source.path
         documents.append(placed)
+        schemes.append(source.scheme)
     if not documents:
         raise DataError(path, "holds no documents", expected="at least one")
-    return documents
+    read_scheme = formats[format].annotates if format in formats else None
+    return documents if read_scheme is None else _by_scheme(documents, schemes, read_scheme)
+
+
+def _by_scheme(
+    documents: Iterable[Document],
+    schemes: Sequence[Path | None],
+    annotates: Callable[[Path], frozenset[str] | None],
+) -> list[Document]:
+    """Marks what somebody looked for in documents: what their schemes name, and what is annotated beside it.
+
+    Args:
+        documents: The documents.
+        schemes: What says so of each of them; none of those of which nothing does.
+        annotates: Returns what a scheme names; none if it says nothing.
+    """
+    together: dict[Path | None, list[Document]] = {}
+    for document, scheme in zip(documents, schemes, strict=True):
+        together.setdefault(scheme, []).append(document)
+    named: dict[Path | None, frozenset[str] | None] = {None: None}
+    for scheme, own in together.items():
+        if scheme is not None and (names := annotates(scheme)) is not None:
+            named[scheme] = names.union(types_of(own, "spans"), types_of(own, "relations"))
+    return [
+        document if (names := named.get(scheme)) is None else replace(document, annotates=names)
+        for document, scheme in zip(documents, schemes, strict=True)
+    ]
 
 
 def read_parts(files: Files, format: str, *, setting: str, **options: Any) -> list[Document]:

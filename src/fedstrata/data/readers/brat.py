@@ -14,6 +14,10 @@ r"""BRAT stand-off: `ID.txt` and `ID.ann` (https://brat.nlplab.org/standoff.html
   for each pair.
 - Attributes (`A`, `M`), normalisations (`N`) and notes (`#`) are checked and left out.
 
+The `annotation.conf` of a folder (https://brat.nlplab.org/configuration.html) says what is annotated in
+it and below it: the entities, relations, events and their roles that annotators had to choose from
+(`Document.annotates`). The nearest one counts; what is annotated beside what it names was looked for as well.
+
 Offsets count Unicode code points. Tools disagree on whether they count a byte order mark, and whether `\r\n`
 is one character or two (brat's own interface and server differ), so the quoted texts decide: the first way of
 counting under which every quote is found at its offsets is the one the document's text keeps.
@@ -35,6 +39,11 @@ _IDENTIFIER = re.compile(r"[A-Z][0-9]\S*")
 _MEMBER = re.compile(r"[TE][0-9]\S*")
 _ARGUMENT = re.compile(rf"(\S+):({_MEMBER.pattern})")
 _NUMBERED = re.compile(r"(.*?\D)[0-9]+")
+_TYPED = ("entities", "relations", "events")
+"""The sections of a scheme that name types."""
+_SECTION = re.compile(r"\[(\w+)\]")
+_SEPARATOR = re.compile(r"-+")
+_ROLE = re.compile(r"(?:^|,)\s*([^\s,:<>?*+{}]+)[?*+]?(?:\{[^}]*\})?\s*:")
 _SHAPES = {
     "T": "ID<TAB>TYPE START END[;START END]<TAB>TEXT",
     "E": "ID<TAB>TYPE:TRIGGER [ROLE:ID]...",
@@ -260,4 +269,41 @@ def read(source: Source) -> list[Document]:
     return [Document(document_id, text, tuple(spans[name] for name in order), relations)]
 
 
-FORMAT = Format(read, suffixes=(".txt",), annotation_suffix=".ann", passed_over=ABOUT)
+def read_scheme(path: Path) -> frozenset[str] | None:
+    """Reads which types annotators had to choose from.
+
+    Args:
+        path: An `annotation.conf`.
+
+    Returns:
+        The names of entities, relations and events, and the roles of events; none if it has none of these.
+
+    Raises:
+        DataError: It cannot be read, or something stands before its first section.
+    """
+    names, section = set[str](), ""
+    for number, line in filled_lines(path):
+        content = line.strip()
+        if heading := _SECTION.fullmatch(content):
+            section = heading[1]
+        elif content.startswith(("#", "<", "!")) or _SEPARATOR.fullmatch(content):
+            continue  # a comment; what a macro stands for; a name for types below it; a line in a menu
+        elif not section:
+            expected = "[entities], [relations], [events] or [attributes] before it"
+            raise DataError(path, "a line before the first section", line=number, expected=expected)
+        elif section in _TYPED:
+            name, *roles = content.split(maxsplit=1)
+            names.add(name)
+            if section == "events" and roles:
+                names.update(_ROLE.findall(roles[0]))
+    return frozenset(map(label_from_file, names)) or None
+
+
+FORMAT = Format(
+    read,
+    suffixes=(".txt",),
+    annotation_suffix=".ann",
+    passed_over=ABOUT,
+    scheme="annotation.conf",
+    annotates=read_scheme,
+)

@@ -32,6 +32,8 @@ class Source:
         site: The site its sub-folder stands for; empty if none does.
         split: `train`, `validation` or `test`; empty if the corpus is not split.
         prefix: What makes the ids of its documents unique in the corpus, for example `site-1/`.
+        scheme: The file of the corpus, in its folder or above it, that says what is annotated; none if there
+            is none.
     """
 
     path: Path
@@ -41,6 +43,7 @@ class Source:
     site: str = ""
     split: str = ""
     prefix: str = ""
+    scheme: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,9 @@ class Format:
         passed_over: The names, without their suffix and in lower case, of files of a folder that are no
             documents, unless there are annotations of them.
         one_a_file: Whether each file is one document.
+        scheme: The name of a file of a folder that says what is annotated in all below it; empty if there is
+            no such file.
+        annotates: Returns the types and labels that such a file names; none if it says nothing of them.
         has_labels: Whether each question or row of a source has a label, for the formats some of whose files
             have none; not given where all have.
     """
@@ -75,6 +81,8 @@ class Format:
     table: str = ""
     passed_over: tuple[str, ...] = ()
     one_a_file: bool = False
+    scheme: str = ""
+    annotates: Callable[[Path], frozenset[str] | None] | None = None
     has_labels: Callable[[Source], Iterable[bool]] | None = None
 
     @property

@@ -207,7 +207,8 @@ def _loops(folder: Path) -> bool:
 
 def _walk(place: Source, layout: Format) -> list[Source]:
     """Returns the documents of a folder and its sub-folders, given the folder as a source of documents."""
-    folder, own = place.path, _own_documents(place, layout)
+    folder, place = place.path, _with_scheme(place, place.path, layout)
+    own = _own_documents(place, layout)
     if layout.text_folder and (folder / layout.text_folder).is_dir():
         return own
     below: dict[str, list[Source]] = {}
@@ -237,6 +238,12 @@ def _walk(place: Source, layout: Format) -> list[Source]:
     return own or [source for sources in below.values() for source in sources]
 
 
+def _with_scheme(place: Source, folder: Path, layout: Format) -> Source:
+    """Returns a place with what the folder says of its annotations, if it does."""
+    scheme = folder / layout.scheme
+    return replace(place, scheme=scheme) if layout.scheme and scheme.is_file() else place
+
+
 def _one_file(path: Path, layout: Format) -> Source:
     if not layout.annotation_suffix:
         return Source(path)
@@ -245,7 +252,7 @@ def _one_file(path: Path, layout: Format) -> Source:
     annotations = _annotations(path.parent, layout)
     others = {suffix for suffix in layout.further_suffixes if annotations[suffix]}
     is_annotated = bool(annotations[layout.annotation_suffix])
-    source = _source(Source(path), annotations, layout)
+    source = _source(_with_scheme(Source(path), path.parent, layout), annotations, layout)
     if is_annotated:
         _refuse_unannotated([source], layout)
     return _lacking(source, others)
