@@ -77,6 +77,26 @@ def test_relations_that_nobody_looked_for_are_not_missed() -> None:
     assert not warnings(RELATIONS, clients)
 
 
+def test_mentions_that_nobody_looked_for_are_not_missed() -> None:
+    strange = [replace(note(n), annotates=frozenset({"dose"})) for n in range(1, 4)]
+    clients = {"a": {"train": [note(0, "drug")]}, "b": {"train": strange}}
+    assert not warnings(NER, clients)
+
+
+def test_what_somebody_looked_for_is_told_by_type() -> None:
+    some = [replace(note(n, "drug"), annotates=frozenset({"drug"})) for n in range(6)]
+    lacking = [replace(each, lacks_relations=True) for each in some]
+    splits = {"a": Split(train=(*some, note(6, "problem"))), "b": Split(train=(note(7, "drug"),))}
+    repeated = find_duplicates(splits, lambda document: document.text)
+    told = {hide: overview(holdings_of(splits, NER), repeated, hide=hide)["looked"] for hide in (False, True)}
+    nothing = {"validation": 0, "test": 0}
+    assert told[False] == {"problem": {"a": {"train": 1, **nothing}, "b": {"train": 1, **nothing}}}
+    assert told[True] == {"problem": {"a": {"train": None, **nothing}, "b": {"train": None, **nothing}}}
+    related = {"a": Split(train=(*lacking, note(8, "drug", "dose", related=[1])))}
+    told_of = overview(holdings_of(related, RELATIONS), find_duplicates({}, str), hide=False)
+    assert told_of["looked"] == {"dose": {"a": {"train": 1, **nothing}}}
+
+
 def test_pairs_that_are_all_related() -> None:
     related = [note(number, "drug", "dose", related=[1]) for number in range(4)]
     told = warnings(RELATIONS, {"a": {"train": related[:2], "test": related[2:]}})

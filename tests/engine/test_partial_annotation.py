@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.prepare import prepare
+from fedstrata.record.report import report_page
 
 
 def sites_of(*overrides: str) -> dict[str, Any]:
@@ -27,6 +29,9 @@ def test_a_run_learns_what_is_annotated_where(run_tiny: Any) -> None:
     assert all(document.annotates is not None for own in absent.values() for document in own.test)
     finished = run_tiny("data.synthetic={sites: 2, notes: 12}", told)
     assert finished.summary["metrics"]["global"]["recall"] >= 0.0
+    page = report_page([finished.folder]).partition("What is annotated where")[2].partition("</table>")[0]
+    cells = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]
+    assert cells == [["no", "yes", "no"], ["yes", "no", "yes"]], "of drug, problem and test"
 
 
 def test_what_has_no_effect_is_refused() -> None:

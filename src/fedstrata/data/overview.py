@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -26,23 +27,24 @@ class Holding:
     Attributes:
         documents: The documents.
         decided: What is decided in them.
+        looked: In how many of them somebody looked for each type or label that is to be decided on.
     """
 
     documents: Sequence[Document]
     decided: Decided
+    looked: Mapping[str, int]
 
     @classmethod
     def of(cls, documents: Sequence[Document], task: SurveyedTask) -> "Holding":
         """Looks through documents."""
         decided: dict[str, list[Sequence[str]]] = {}
+        looked = dict.fromkeys(chain.from_iterable(task.decided.values()), 0)
         for document in documents:
             for kind, answers in task.decisions(document).items():
                 decided.setdefault(kind, []).append(answers)
-        return cls(documents, decided)
-
-    def looked(self, kind: str) -> int:
-        """Returns in how many of the documents somebody looked for a kind."""
-        return len(self.decided.get(kind, ()))
+            for name in chain.from_iterable(task.looked_for(document).values()):
+                looked[name] += 1
+        return cls(documents, decided, looked)
 
     def classes(self, kind: str) -> Counter[str]:
         """Returns how often each class is the right answer."""
@@ -71,13 +73,16 @@ def overview(holdings: Holdings, duplicates: Duplicates, *, hide: bool) -> dict[
     Returns:
         By client and part of the split `documents`; `patients`, none where no document names one; `words`,
         the median and the ninth decile of documents, none of few that are hidden; `classes`, how often each
-        is a right answer, by kind first; `looked`, in how many documents somebody looked for each kind, which
-        is left out where that is all of them. `duplicates`: see `fedstrata.data.duplicates.Duplicates`.
+        is a right answer, by kind first; `looked`, in how many documents somebody looked for each type or
+        label, without those that were looked for in all documents. `duplicates`: see
+        `fedstrata.data.duplicates.Duplicates`.
     """
     told = partial(shown, hide=hide)
     every = [own for parts in holdings.values() for own in parts.values()]
     kinds = dict.fromkeys(kind for own in every for kind in own.decided)
-    partly = [kind for kind in kinds if any(own.looked(kind) < len(own.documents) for own in every)]
+    partly = sorted(
+        {name for own in every for name, count in own.looked.items() if count < len(own.documents)}
+    )
     named = any(document.patient for own in every for document in own.documents)
 
     def classes(own: Holding, kind: str) -> dict[str, int | None]:
@@ -88,7 +93,7 @@ def overview(holdings: Holdings, duplicates: Duplicates, *, hide: bool) -> dict[
         "patients": _each(holdings, lambda own: told(len(patients_of(own.documents)))) if named else None,
         "words": _each(holdings, lambda own: _lengths(own.documents, hide=hide)),
         "classes": {kind: _each(holdings, partial(classes, kind=kind)) for kind in kinds},
-        "looked": {kind: _each(holdings, partial(_looked, kind=kind, hide=hide)) for kind in partly},
+        "looked": {name: _each(holdings, partial(_looked, name=name, hide=hide)) for name in partly},
         "duplicates": {
             "learnt": {
                 name: {part: _told(own, hide=hide) for part, own in parts.items()}
@@ -104,8 +109,8 @@ def _each(holdings: Holdings, facts: Callable[[Holding], Any]) -> dict[str, dict
     return {name: {part: facts(own) for part, own in parts.items()} for name, parts in holdings.items()}
 
 
-def _looked(own: Holding, kind: str, *, hide: bool) -> int | None:
-    return shown(own.looked(kind), hide=hide)
+def _looked(own: Holding, name: str, *, hide: bool) -> int | None:
+    return shown(own.looked[name], hide=hide)
 
 
 def _told(repeated: Repeated, *, hide: bool) -> dict[str, int | None]:

@@ -198,7 +198,7 @@ class RelationClassification(TypedTask):
 
     def decisions(self, document: Document) -> Mapping[str, Sequence[str]]:
         """Returns the types of relations between candidates, and which of all candidates are related."""
-        if document.lacks_relations:
+        if not self.looked_for(document):
             return {}
         targets = self._targets(document)
         found = [targets.get(pair, 0) for pair in self._candidates(document)]

@@ -106,14 +106,29 @@ def _added(several: Iterable[Counts]) -> dict[str, int | None]:
     return total
 
 
-def _looked(corpus: Mapping[str, Any] | None) -> list[tuple[str, str, list[int | None]]]:
-    """Returns in how many documents somebody looked for a kind, by client and part, where not in all."""
-    return [
-        (KINDS[kind].lower(), name, [parts.get(part) for part in PARTS])
-        for kind, clients in (corpus or {}).get("looked", {}).items()
-        for name, parts in clients.items()
-        if any(parts.get(part) != corpus["documents"][name].get(part) for part in PARTS)  # type: ignore[index]
+def _looked(corpus: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Returns a table of what somebody looked for at each client; none where that is everything."""
+    looked: Mapping[str, Any] = (corpus or {}).get("looked", {})
+    if corpus is None or not looked:
+        return None
+    shown = list(looked)[:CLASSES_SHOWN]
+    rows = [
+        (name, [_share_of(looked[each][name], corpus["documents"][name]) for each in shown])
+        for name in list(corpus["documents"])[: plots.SHOWN]
     ]
+    return {"columns": shown, "more": len(looked) - len(shown), "rows": rows}
+
+
+def _share_of(looked: Counts, documents: Counts) -> str:
+    """Returns in words in how many documents of all parts somebody looked for something."""
+    found, every = ([counts[part] for part in PARTS] for counts in (looked, documents))
+    if found == every:
+        return "yes"
+    if not any(count != 0 for count in found):
+        return "no"
+    if None in found or None in every:
+        return "in some"
+    return f"in {sum(filter(None, found)):,} of {sum(filter(None, every)):,}"
 
 
 def _repeated(corpus: Mapping[str, Any] | None) -> list[dict[str, Any]]:
