@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from remote_run import Clients, served
 from support import TINY, RunTiny, assert_same_tensors
 
 from fedstrata.client.turn import Done, Order
+from fedstrata.core.documents import Document
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.data.divide import divide
 from fedstrata.engine.check import check_settings
+from fedstrata.engine.floors import leaving
 from fedstrata.engine.prepare import prepare_client
 from fedstrata.engine.remote.joining import RemoteClient
+from fedstrata.metrics.labels import tally_of
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
+from fedstrata.tasks.classify import DocumentClassification
+from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.wire import frame
 
 ENOUGH = ("data.synthetic.notes=60", "data.split={train: 0.5, validation: 0.0, test: 0.5}")
@@ -66,24 +72,27 @@ def test_the_untrained_model_is_what_a_run_without_rounds_scores_and_changes_not
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "overrides",
+    ("overrides", "small"),
     [
-        (),
-        ("task={name: classify, max_length: 64}", "data.types=null"),
-        ("task={name: lm, max_length: 48}", "data.types=null"),
-        ("task.types=[drug, problem, test, treatment]", "method={name: local_only}"),
+        ((), set()),
+        (("task={name: classify, max_length: 64}", "data.types=null"), {"majority class", "untrained model"}),
+        (("task={name: lm, max_length: 48}", "data.types=null"), set()),
+        (("task.types=[drug, problem, test, treatment]", "method={name: local_only}"), set()),
     ],
     ids=["ner", "classify", "lm", "own models"],
 )
 def test_a_served_federation_has_the_floors_of_the_simulation(
-    tmp_path: Path, run_tiny: RunTiny, clients: Clients, overrides: tuple[str, ...]
+    tmp_path: Path, run_tiny: RunTiny, clients: Clients, overrides: tuple[str, ...], small: set[str]
 ) -> None:
+    """But for those of which a site has a small count."""
     simulated = run_tiny(*ENOUGH, *ONE_ROUND, *overrides)
     run = served(tmp_path / "served", clients, *ENOUGH, *ONE_ROUND, *overrides)
     expected = simulated.of("final")[0]["floors"]
     (final,) = run.of("final")
-    assert final["floors"].keys() == expected.keys() >= {"untrained model"}
-    for name, floor in final["floors"].items():
+    assert expected.keys() >= {"untrained model"}
+    assert {*final.get("floors_withheld", [])} == small
+    assert final.get("floors", {}).keys() == expected.keys() - small
+    for name, floor in final.get("floors", {}).items():
         # In a simulation all sites' texts are packed as one, which changes windows a little.
         assert floor == pytest.approx(expected[name], rel=1e-3)
 
@@ -108,9 +117,53 @@ def test_a_site_tells_what_its_floors_count_to_and_nothing_else(tmp_path: Path) 
     floors = said["floors"]
     assert isinstance(floors, dict)
     assert floors.keys() == {"look-up table", "untrained model"}
-    tally = said["tally"]
-    assert isinstance(tally, dict)
-    assert all(isinstance(own, dict) and own.keys() == tally.keys() for own in floors.values())
+    for own in floors.values():
+        assert isinstance(own, dict)
+        assert own.keys() == {"gold", "predicted", "correct"}, "what the score is made of, and no type's own"
+
+
+NER = NamedEntityRecognition().of_types(["drug", "problem"])
+LABELS = DocumentClassification(problem_type="single_label").of_labels(["no", "yes"])
+
+
+def mentions(correct: int, of_drugs: int) -> dict[str, float]:
+    """What a floor counts to: half as many of drugs alone as of all."""
+    every = {"gold": 40.0, "predicted": 30.0, "correct": float(correct)}
+    drugs = {"gold/drug": 3.0, "predicted/drug": 2.0, "correct/drug": float(of_drugs)}
+    return {**every, **drugs, **{f"lenient_{name}": 4.0 for name in every}}
+
+
+def test_what_leaves_a_site_is_what_the_score_is_made_of() -> None:
+    kept = leaving(NER, "f1", mentions(correct=10, of_drugs=1))
+    assert kept == {"gold": 40.0, "predicted": 30.0, "correct": 10.0}
+    assert NER.scored(kept, {})["f1"] == NER.scored(mentions(correct=10, of_drugs=1), {})["f1"]
+    assert leaving(NER, "f1/drug", {"gold/drug": 9.0, "predicted/drug": 8.0, "correct/drug": 7.0}) is not None
+
+
+@pytest.mark.parametrize("correct", [1, 4])
+def test_a_floor_that_needs_a_small_count_does_not_leave(correct: int) -> None:
+    assert leaving(NER, "f1", mentions(correct=correct, of_drugs=0)) is None
+    assert leaving(NER, "f1", mentions(correct=0, of_drugs=0)) is not None
+    assert leaving(NER, "f1/drug", mentions(correct=10, of_drugs=1)) is None
+
+
+def label_tally(documents: list[Document], no: int) -> dict[str, float]:
+    """What answers count to of which so many are no."""
+    gold = np.array([[label in document.labels for label in LABELS.classes] for document in documents])
+    given = np.array([[number < no, number >= no] for number in range(len(documents))])
+    return tally_of(gold, given, given.astype(float), LABELS.classes)
+
+
+def test_a_score_over_labels_leaves_with_the_counts_of_each_or_not_at_all() -> None:
+    documents = [Document(str(n), "text", labels=("no",) if n < 10 else ("yes",)) for n in range(20)]
+    tally = label_tally(documents, 12)
+    kept = leaving(LABELS, "macro_f1", tally)
+    assert kept is not None
+    assert any("/" in name for name in kept)
+    assert LABELS.scored(kept, {})["macro_f1"] == LABELS.scored(tally, {})["macro_f1"]
+    assert leaving(LABELS, "accuracy", tally) == {"documents": 20, "right": 18}
+    assert leaving(LABELS, "macro_f1", label_tally(documents, 3)) is None
+    assert leaving(LABELS, "macro_auc", tally) is None, "it does not add up"
 
 
 @pytest.mark.parametrize(

@@ -305,7 +305,7 @@ class Task(SurveyedTask, Floored):
         """Returns what scores are made of and adds up, over documents and over the clients that have them.
 
         No number is negative, and the names are those of the task, whatever the documents: where only a sum
-        over clients is seen, all have to give the same.
+        over clients is seen, all have to give the same. Those of one type or label have it after a slash.
 
         Args:
             documents: Any number; of none all numbers are 0.

@@ -61,25 +61,70 @@ def may_leave(site: Site, documents: Sequence[Document]) -> bool:
     return min(len(documents), len(site.documents.train), *annotated) >= LEAST
 
 
+def leaving(task: Task, metric: str, tally: Tally) -> Tally | None:
+    """Returns what of a floor's counts leaves a site; none where a count that has to is a small one.
+
+    Only what the score is made of leaves it, which a tally of other numbers shows: counts of single types do
+    not where the score is one over all of them.
+
+    Args:
+        task: The task.
+        metric: The score that the floor is of.
+        tally: What the floor counts to on the site's documents.
+    """
+    probe = {name: LEAST * place + 1.0 for place, name in enumerate(sorted(tally), start=2)}
+    score = _judged(task, metric, probe)
+    if score is None:  # it does not add up
+        return None
+    kept = {name: value for name, value in probe.items() if "/" not in name}
+    if _judged(task, metric, kept) != score:
+        kept = probe  # the score is made of those of types or labels
+    else:
+        for name in list(kept):
+            without = {other: value for other, value in kept.items() if other != name}
+            if _judged(task, metric, without) == score:
+                kept = without
+    counts = [tally[name] for name in kept if float(tally[name]).is_integer()]
+    return None if any(0 < count < LEAST for count in counts) else {name: tally[name] for name in kept}
+
+
+def _judged(task: Task, metric: str, tally: Tally) -> float | None:
+    """Returns the score of counts; none if they make none."""
+    try:
+        return task.scored(tally, {}).get(metric)
+    except (ArithmeticError, LookupError, ValueError):
+        return None
+
+
+def withheld(tallies: Mapping[str, Mapping[str, Tally | None]]) -> list[str]:
+    """Returns the floors that some site keeps to itself, sorted.
+
+    Those of the other sites alone would mislead: whether one leaves a site depends on how good it is there.
+    """
+    return sorted({name for own in tallies.values() for name, tally in own.items() if tally is None})
+
+
 def joined(
-    task: Task, metric: str, tallies: Mapping[str, Mapping[str, Tally]], documents: Mapping[str, int]
+    task: Task, metric: str, tallies: Mapping[str, Mapping[str, Tally | None]], documents: Mapping[str, int]
 ) -> dict[str, dict[str, Any]]:
     """Returns the floors that sites have counted.
 
     Args:
         task: The task.
         metric: The score of which they are.
-        tallies: What each floor of each site counts to, by site and by floor.
+        tallies: What each floor of each site counts to, by site and by floor; none of one that is withheld.
         documents: How many documents that is of, by site.
 
     Returns:
         By floor `global`, the score over all documents of the sites that have it; `mean_client`, the mean of
-        the sites' own; and `documents`, their number. A score that does not add up has no floor.
+        the sites' own; and `documents`, their number. A score that does not add up has no floor, and one that
+        a site withholds is not there.
     """
     found: dict[str, dict[str, Any]] = {}
     for name in (*task.floor_names, UNTRAINED):
-        own = {site: floors[name] for site, floors in tallies.items() if name in floors}
-        if not own:
+        every = {site: floors[name] for site, floors in tallies.items() if name in floors}
+        own = {site: tally for site, tally in every.items() if tally is not None}
+        if not own or len(own) < len(every):
             continue
         over_all = task.scored(added(own.values()), {}).get(metric)
         each = [score for tally in own.values() if (score := task.scored(tally, {}).get(metric)) is not None]

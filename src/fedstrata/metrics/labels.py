@@ -65,10 +65,12 @@ def tally_of(
     for cut in CUTS:
         if cut < len(labels):
             tally[f"right_at_{cut}"] = right_at(cut, gold, probabilities)
-    # The documents that have, were given, and have and were given each label.
+    # The documents that have, were given, and have and were given each label; and over all labels.
     columns = (gold.sum(axis=0), predicted.sum(axis=0), (gold & predicted).sum(axis=0))
-    for label, *numbers in zip(labels, *columns, strict=True):
-        tally |= Counts(*map(int, numbers)).tally(ends=f"/{label}")
+    counts = [Counts(*map(int, numbers)) for numbers in zip(*columns, strict=True)]
+    tally |= total(counts).tally()
+    for label, own in zip(labels, counts, strict=True):
+        tally |= own.tally(ends=f"/{label}")
     return tally
 
 
@@ -93,7 +95,7 @@ def scores_from(
     """
     counts = [Counts.of(tally, ends=f"/{label}") for label in labels]
     occurring = {label: own for label, own in zip(labels, counts, strict=True) if own.gold or own.predicted}
-    micro, number, documents = total(counts), max(len(occurring), 1), tally["documents"]
+    micro, number, documents = Counts.of(tally), max(len(occurring), 1), tally["documents"]
     further: dict[str, float] = {}
     if one_each:
         first = {"accuracy": tally["right"] / documents}

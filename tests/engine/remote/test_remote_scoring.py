@@ -57,6 +57,20 @@ def test_counts_that_are_of_no_use_cost_their_client_its_scores_and_nobody_else(
     assert told in lost["south"]
 
 
+def test_a_floor_that_a_client_withholds_is_no_floor_of_the_run() -> None:
+    """That of the others would be one of those where it is very good, or nothing."""
+    said: dict[str, JSON] = {"tally": COUNTED, "apart": {}}
+    floors: list[JSON] = [{"unigram": COUNTED, "untrained model": COUNTED}, {"unigram": None}]
+    updates = [
+        (ClientInfo(name, 9), Update({}, {**said, "floors": own}, weight=4.0))
+        for name, own in zip(DOCUMENTS, floors, strict=True)
+    ]
+    task = task_of({"name": "lm"})
+    found = gathered(task, updates, DOCUMENTS, lambda *_: None, one_model=True, metric="perplexity")
+    assert found["floors"] == {"untrained model": {**FLOOR, "documents": 4}}
+    assert found["floors_withheld"] == ["unigram"]
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -16,7 +16,7 @@ from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.task import Task
 from fedstrata.core.types import ClientInfo, Plan, Tally, Update
 from fedstrata.engine.cohort import RoundCohort
-from fedstrata.engine.floors import joined
+from fedstrata.engine.floors import joined, withheld
 from fedstrata.engine.protocol import Counting
 from fedstrata.engine.scoring import alike
 from fedstrata.metrics.counts import added
@@ -51,7 +51,7 @@ def gathered(
     tallies: list[Tally] = []
     apart: list[Scores] = []
     weights: list[float] = []
-    floors: dict[str, Mapping[str, Tally]] = {}
+    floors: dict[str, Mapping[str, Tally | None]] = {}
     for info, update in scored:
         if update.values.get("tally") is None:
             continue
@@ -81,6 +81,7 @@ def gathered(
         "external": {},
         **({"weighted": sorted(weighted)} if weighted else {}),
         **({"floors": beside} if beside else {}),
+        **({"floors_withheld": kept} if (kept := withheld(floors)) else {}),
         **alike(task, tallies, round(sum(weights))),
     }
 
@@ -168,8 +169,10 @@ def _numbers(said: Any, name: str) -> dict[str, float]:
             raise FrameError(f"what a client says of its documents ({name}) is no numbers by name")
 
 
-def _said_floors(task: Task, update: Update) -> dict[str, Tally]:
+def _said_floors(task: Task, update: Update) -> dict[str, Tally | None]:
     """Returns what floors count to on a client's documents, by name; it need not say anything of them.
+
+    Of one that the client keeps to itself there is none.
 
     Raises:
         FrameError: It says something else, or of floors that the task has not.
@@ -177,8 +180,10 @@ def _said_floors(task: Task, update: Update) -> dict[str, Tally]:
     said = update.values.get("floors", {})
     if not isinstance(said, dict) or not said.keys() <= {*task.floor_names, UNTRAINED}:
         raise FrameError("what a client says of floors is of none of this task's")
-    floors = {name: _numbers(own, "floors") for name, own in said.items()}
+    floors = {name: own if own is None else _numbers(own, "floors") for name, own in said.items()}
     for tally in floors.values():
+        if tally is None:
+            continue
         if min(tally.values(), default=0.0) < 0:
             raise FrameError("what a client has counted is less than nothing")
         _scores(task, tally, {})

@@ -22,7 +22,7 @@ from fedstrata.data.split import PARTS
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.corpus import corpus_facts
 from fedstrata.engine.facts import document_counts, model_facts, saved_weights
-from fedstrata.engine.floors import floors_of, has_untrained, joined, may_leave, told_by_sites
+from fedstrata.engine.floors import floors_of, has_untrained, joined, leaving, may_leave, told_by_sites
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import DOCUMENTS, SETTINGS, write_documents, write_settings
 from fedstrata.engine.scoring import alike
@@ -94,7 +94,7 @@ class SiteScoring:
             scores = task.scored(tally, apart)
             if tells:
                 counted = {"tally": {**tally}, "apart": {**apart}}
-                counted |= {"floors": {name: {**own} for name, own in floors.items()}} if floors else {}
+                counted |= self._leaving(floors)
         if plan.values.get("final") and self._experiment.method.divides(self._site.id) is None:
             said = alike(task, [tally], len(documents)) if documents else {}
             id_, metric = self._site.id, self._experiment.metric
@@ -127,6 +127,13 @@ class SiteScoring:
             floors[UNTRAINED] = task.counted(documents, answer(model, task, documents, client.training))
             model.load_known(client.store.read().tensors)
         return floors
+
+    def _leaving(self, floors: Mapping[str, Tally]) -> dict[str, JSON]:
+        """Returns what the server is told of floors: of one that stays here, that there is one."""
+        task, metric = self._site.task, self._experiment.metric
+        found = {name: leaving(task, metric, own) for name, own in floors.items()}
+        told: dict[str, JSON] = {name: None if own is None else {**own} for name, own in found.items()}
+        return {"floors": told} if told else {}
 
     def _keep_model(
         self, scores: Mapping[str, float] | None, started: float, beside: Mapping[str, object]

@@ -63,6 +63,7 @@ def run_page(history: History) -> str:
         scores=scores,
         split=split,
         floors=history.summary.get("floors") if history.final is not None and history.summary else {},
+        kept_floors=(history.final or {}).get("floors_withheld", []),
         floor=floor_text(history.summary or {}),
         cautions=cautions(history.summary or {}),
         columns=[name for name in headings(everything, metric) if not name.endswith(COUNTED)],
