@@ -19,14 +19,7 @@ from fedstrata.engine.book import Attendance, Book, RoundAbandonedError
 from fedstrata.engine.checkpoint import Checkpoints, discard_uncommitted
 from fedstrata.engine.cohort import RoundCohort, secure_aggregation_of
 from fedstrata.engine.devices import fleet_of, last_stored_states
-from fedstrata.engine.facts import (
-    by_group,
-    model_facts,
-    peaks,
-    privacy_facts,
-    saved_weights,
-    sum_facts,
-)
+from fedstrata.engine.facts import by_group, model_facts, peaks, privacy_facts, saved_weights, sum_facts
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample

@@ -35,11 +35,11 @@ from fedstrata.core.types import Tally
 from fedstrata.data.select import named_in_vain, others, unnamed
 from fedstrata.data.split import Split, every
 from fedstrata.metrics.labels import CUTS, SINGLE_LABEL, areas, names_of, scores_from, tally_of
-from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.document_labels import (
     LabelAnswer,
     LabelledDocument,
     LabellingTask,
+    corrupted_labels,
     padded_types,
     pool,
     text_windows,
@@ -166,8 +166,7 @@ class DocumentClassification(LabelFloors, LabellingTask):
     def named_in_vain(self, documents: Sequence[Document]) -> list[Problem]:
         """Returns a problem for each label that is named and that no document has."""
         names = () if self.labels == "auto" else self.labels
-        occurring = {label for document in documents for label in document.labels}
-        return named_in_vain("task.labels", names, occurring)
+        return named_in_vain("task.labels", names, {each for own in documents for each in own.labels})
 
     @property
     def head_type(self) -> str:
@@ -198,9 +197,8 @@ class DocumentClassification(LabelFloors, LabellingTask):
             ConfigurationError: If a document has a label that the task does not know, or the tokenizer has
                 nothing to put between the texts of a pair.
         """
-        found = ((label, document.id) for document in documents for label in document.labels)
         message = f"is none of the {len(self.classes)} labels known"
-        strangers = others(found, self.classes)
+        strangers = others(((label, own.id) for own in documents for label in own.labels), self.classes)
         refuse([Problem("data.labels", f"{own!r} (document {id_!r}) {message}") for own, id_ in strangers])
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
@@ -219,23 +217,8 @@ class DocumentClassification(LabelFloors, LabellingTask):
     def corrupt(
         self, examples: Sequence[LabelledDocument], kind: str, tokenizer: Any, rng: Seed
     ) -> list[LabelledDocument]:
-        """Returns the documents of a corrupt client; see `core.task.Task.corrupt`.
-
-        The target of a document is the set of its labels, and classes are labels. To have the only label
-        becomes to lack it, and the other way round.
-        """
-        if kind == "shuffled_tokens":
-            return [
-                replace(each, windows=tuple(shuffled_windows(each.windows, tokenizer, rng.child(index))))
-                for index, each in enumerate(examples)
-            ]
-        if kind == "shuffled_labels":
-            order = rng.numpy().permutation(len(examples))
-            return [
-                replace(each, targets=examples[other].targets)
-                for each, other in zip(examples, order, strict=True)
-            ]
-        return [replace(each, targets=self._flipped(each.targets)) for each in examples]
+        """Returns the documents of a corrupt client; see `document_labels.corrupted_labels`."""
+        return corrupted_labels(examples, kind, tokenizer, rng, classes=len(self.classes))
 
     def collate(self, examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
         """Pads the windows of documents to one batch.
@@ -274,10 +257,9 @@ class DocumentClassification(LabelFloors, LabellingTask):
             losses = partial_cross_entropy(logits, labels, unknown, nothing=IGNORED)
             return losses.sum(), self.terms(batch).sum()
         weight = logits.new_full((len(self.classes),), self.positive_weight)
-        losses = F.binary_cross_entropy_with_logits(logits, labels, pos_weight=weight, reduction="none")
-        if unknown is not None:
-            losses = losses.masked_fill(unknown, 0.0)
-        return losses.sum(), self.terms(batch).sum()
+        known = None if unknown is None else (~unknown).to(logits.dtype)
+        losses = F.binary_cross_entropy_with_logits(logits, labels, known, pos_weight=weight, reduction="sum")
+        return losses, self.terms(batch).sum()
 
     def terms(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Returns 1 for each document of whose label something is known, else 0; or of how many labels."""
@@ -285,8 +267,8 @@ class DocumentClassification(LabelFloors, LabellingTask):
         if self._one_each:
             known = labels != IGNORED
             return (known if unknown is None else known | open_rows(labels, unknown, IGNORED)).long()
-        every = labels.new_full((len(labels),), labels.shape[1], dtype=torch.int64)
-        return every if unknown is None else every - unknown.sum(dim=1)
+        every = torch.ones_like(labels, dtype=torch.int64) if unknown is None else (~unknown).long()
+        return every.sum(dim=1)
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
         """Returns the pooled logits of each document, (labels,) float32.
@@ -399,12 +381,6 @@ class DocumentClassification(LabelFloors, LabellingTask):
     def _pooled(self, logits: Tensor, batch: Mapping[str, Tensor]) -> Tensor:
         """Pools logits over each document's windows: (windows, labels) to (documents, labels) float32."""
         return pool(logits.float(), batch["document"], len(batch["labels"]), self.pooling)
-
-    def _flipped(self, targets: np.ndarray) -> np.ndarray:
-        """Returns for the numbers of a document's labels those of the next ones, (its labels,) int32."""
-        if len(self.classes) == 1:
-            return np.arange(1 - len(targets), dtype=np.int32)
-        return np.sort((targets + 1) % len(self.classes))
 
     def _looked_for(self, documents: Sequence[Document]) -> np.ndarray:
         """Returns which labels somebody looked for in each document, (documents, labels) bool."""

@@ -14,7 +14,7 @@ that is too long loses tokens of whichever text has more of them (`longest_first
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,10 @@ from torch import Tensor
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count
 from fedstrata.core.surveyed import Truncation
+from fedstrata.tasks.corrupt import shuffled_windows
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, separator_id, special_around, token_counts
 from fedstrata.tasks.windows import WindowTask, padded, token_windows
 
@@ -203,3 +205,33 @@ def padded_types(examples: Sequence[LabelledDocument]) -> dict[str, Tensor]:
         for types in example.token_types or [np.zeros(len(window), np.int8) for window in example.windows]
     ]
     return {"token_type_ids": padded(rows, 0)}
+
+
+def corrupted_labels(
+    examples: Sequence[LabelledDocument], kind: str, tokenizer: Any, rng: Seed, *, classes: int
+) -> list[LabelledDocument]:
+    """Returns the documents of a corrupt client; see `core.task.Task.corrupt`.
+
+    The target of a document is the set of its labels, and classes are labels. To have the only label becomes
+    to lack it, and the other way round.
+
+    Args:
+        examples: The documents.
+        kind: As for `Task.corrupt`.
+        tokenizer: As for `Task.corrupt`.
+        rng: Seed of the permutations.
+        classes: How many labels there are.
+    """
+    if kind == "shuffled_tokens":
+        return [
+            replace(each, windows=tuple(shuffled_windows(each.windows, tokenizer, rng.child(index))))
+            for index, each in enumerate(examples)
+        ]
+    targets = [each.targets for each in examples]
+    if kind == "shuffled_labels":
+        targets = [targets[other] for other in rng.numpy().permutation(len(targets))]
+    elif classes == 1:
+        targets = [np.arange(1 - len(own), dtype=np.int32) for own in targets]
+    else:
+        targets = [np.sort((own + 1) % classes) for own in targets]
+    return [replace(each, targets=own) for each, own in zip(examples, targets, strict=True)]
