@@ -7,14 +7,11 @@ holds (usually the task head) is drawn from a seed, so that all sites start from
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
@@ -34,7 +31,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.models.blocks import block_count, choose_blocks, find_layout
 from fedstrata.models.given import make, names_factory
-from fedstrata.models.locate import check_weights, locate, refuse_adapter, refused
+from fedstrata.models.locate import check_weights, explained, locate, refuse_adapter, refused
 from fedstrata.models.quantize import check_quantized, quantization
 from fedstrata.models.state import Model, quiet
 
@@ -45,17 +42,6 @@ AUTO_CLASSES: dict[str, Any] = {
 }
 
 _VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tekken.json", "*.model")
-_TRANSFORMERS_ERRORS = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-    StrictDataclassError,
-    SafetensorError,
-)
 
 
 def load(
@@ -188,7 +174,7 @@ def read_tokenizer(settings: ModelSettings) -> Any:
     setting = "model.tokenizer" if settings.tokenizer else "model.name"
     revision = settings.revision if name == settings.name else None
     folder = locate(name, revision=revision, weights=False, setting=setting)
-    with quiet(), _explained(setting, f"{name!r} has no readable tokenizer"):
+    with quiet(), explained(setting, f"{name!r} has no readable tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if not tokenizer.is_fast:
         raise refused(
@@ -220,13 +206,13 @@ def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> Pre
         run = (folder / "record.jsonl").is_file()
         found = "; it is a run: name what `fedstrata export RUN --out FOLDER` writes" if run else ""
         raise refused("model.name", f"{name!r} has no config.json{found}")
-    with _explained("model.name", f"the config.json of {name!r} is not usable"):
+    with explained("model.name", f"the config.json of {name!r} is not usable"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     _refuse_strays(config, [key for key in overrides if not hasattr(config, key)])
     for key, value in overrides.items():
-        with _explained(f"model.config.{key}", f"{value!r} does not fit"):
+        with explained(f"model.config.{key}", f"{value!r} does not fit"):
             setattr(config, key, value)
-    with _explained("model.config", "the values do not fit together"):
+    with explained("model.config", "the values do not fit together"):
         config.validate()
     config.transformers_weights = None  # would name another file of weights, maybe a pickled one
     return config
@@ -243,7 +229,7 @@ def _config_from_scratch(
     config_class = CONFIG_MAPPING[model_type]
     if "vocab_size" not in overrides and hasattr(config_class, "vocab_size"):
         overrides["vocab_size"] = _vocabulary(settings, tokenizer)
-    with _explained("model.config", f"no {model_type} can be made with these values"):
+    with explained("model.config", f"no {model_type} can be made with these values"):
         config = AutoConfig.for_model(model_type, **overrides)
     # A configuration takes any key; what it does not know it keeps as an attribute that nobody reads.
     _refuse_strays(config, [key for key in overrides if key in vars(config)])
@@ -330,7 +316,7 @@ def _rows_needed(tokenizer: Any) -> int:
 
 def _create(config: Any, settings: ModelSettings, kind: str) -> PreTrainedModel:
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    with quiet(), _explained("model", f"no {kind} model can be made"):
+    with quiet(), explained("model", f"no {kind} model can be made"):
         module = AUTO_CLASSES[kind].from_config(
             config, dtype=dtype, trust_remote_code=False, **_attention_arguments(settings)
         )
@@ -346,7 +332,7 @@ def _load_weights(
     check_weights(folder, settings.name, AUTO_CLASSES[kind].__name__)
     quantized = quantization(settings)
     loader = AUTO_CLASSES[kind] if without is None else _class_without(kind, config, without)
-    with quiet(), _explained("model", f"{settings.name!r} cannot be loaded"):
+    with quiet(), explained("model", f"{settings.name!r} cannot be loaded"):
         module, report = loader.from_pretrained(
             folder,
             config=config,
@@ -403,15 +389,3 @@ def _new_parameters(module: PreTrainedModel, report: dict[str, Any], name: str) 
 
 def _attention_arguments(settings: ModelSettings) -> dict[str, str]:
     return {} if settings.attention == "auto" else {"attn_implementation": settings.attention}
-
-
-@contextmanager
-def _explained(setting: str, what: str) -> Iterator[None]:
-    """Turns what transformers raises about its input into one line about a setting."""
-    try:
-        yield
-    except _TRANSFORMERS_ERRORS as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        detail = (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else ""
-        reason = detail if len(detail) <= 300 else f"{detail[:300]}..."
-        raise refused(setting, f"{what}: {reason or type(error).__name__}") from error

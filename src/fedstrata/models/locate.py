@@ -8,7 +8,12 @@ Only configuration, tokenizer and safetensors files are ever asked for.
 import importlib.metadata
 import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 
 from fedstrata.core.errors import ConfigurationError, Problem
 
@@ -19,6 +24,17 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIGURATION_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHT_FILES = ("model.safetensors", "model-*.safetensors")
+_TRANSFORMERS_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    ImportError,
+    RuntimeError,
+    StrictDataclassError,
+    SafetensorError,
+)
 _ALLOWED = "`mini`, a folder, `package:DISTRIBUTION` or a hub id such as `org/model`"
 
 
@@ -98,6 +114,18 @@ def check_weights(folder: Path, name: str, auto_class: str) -> None:
 def refused(setting: str, message: str) -> ConfigurationError:
     """Returns the error for one wrong setting."""
     return ConfigurationError([Problem(setting, message)])
+
+
+@contextmanager
+def explained(setting: str, what: str) -> Iterator[None]:
+    """Turns what transformers raises about its input into one line about a setting."""
+    try:
+        yield
+    except _TRANSFORMERS_ERRORS as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        detail = (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else ""
+        reason = detail if len(detail) <= 300 else f"{detail[:300]}..."
+        raise refused(setting, f"{what}: {reason or type(error).__name__}") from error
 
 
 def _check_shards(index: Path, name: str) -> None:
