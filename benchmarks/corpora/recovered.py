@@ -3,9 +3,9 @@
     fedstrata compare benchmarks/corpora/partial.yaml --out runs/partial
     python benchmarks/corpora/recovered.py runs/partial
 
-Reads the finished runs of that comparison and scores them on `new_notes`, in which everything is annotated. Of
-each seed: (unknown - absent) / (all - absent), by micro F1 and by that of each type. Last line: one JSON object,
-`recovered` (mean over seeds), its least seed, and the F1 of each row.
+Reads that comparison's table, whose runs are scored on `new_notes`, in which everything is annotated. Of each
+seed: (unknown - absent) / (all - absent), by micro F1 and by that of each type. Last line: one JSON object,
+`recovered` (mean over seeds), the `least` of a seed, and the mean F1 of each row.
 """
 
 from __future__ import annotations
