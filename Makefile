@@ -42,7 +42,7 @@ test: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not engines' --numprocesses auto --dist worksteal
 
 test-slow: $(VENV)/installed-test
-	$(BIN)/python -m pytest -m 'slow and not engines' --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not engines' --numprocesses auto --dist worksteal
 
 engines: $(VENV)/installed-engines
 
