@@ -142,6 +142,7 @@ def test_the_make_targets_that_pages_name_exist() -> None:
         assert named <= targets, page
 
 
+@pytest.mark.slow
 def test_the_private_configuration_of_the_documentation_is_what_it_says(tmp_path: Path) -> None:
     """Valid, and with the noise, the turns and the ratio that the page shows of its plan."""
     page = "docs/differential_privacy.md"

@@ -42,6 +42,7 @@ def test_who_is_trained_on_without_any_defence_is_found() -> None:
     assert "claim: none" in "\n".join(audit_report.words_of(found))
 
 
+@pytest.mark.slow
 def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
     sgd = "training={optimizer: sgd, learning_rate: 0.1}"
     clipped, hidden = audited(sgd, private(0.0)), audited(sgd, private(20.0))
@@ -54,6 +55,7 @@ def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
     assert hidden.power.epsilon == 2 * hidden.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -161,6 +163,7 @@ def test_an_audit_spends_of_a_budget_as_a_run_does_and_ends_there(tmp_path: Path
         audited(*own, "privacy.budget.epsilon=0.1", canaries=30)
 
 
+@pytest.mark.slow
 def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, run_tiny: RunTiny) -> None:
     run = run_tiny(NER, private(1.0), "federation.rounds=1")
     done = call("attack", "membership", run.folder, "--canaries", "30", "--out", "found")
@@ -182,6 +185,7 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     assert "holds no run: there is no config.yaml in it" in nothing.err
 
 
+@pytest.mark.slow
 def test_a_claim_that_is_refuted_is_said_to_be_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the accountant had said too little."""
     monkeypatch.setattr("fedstrata.auditing.observed_run.WatchedRun._claimed", lambda run: 0.1)

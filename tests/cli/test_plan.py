@@ -121,6 +121,7 @@ PRIVATE = (
 )
 
 
+@pytest.mark.slow
 def test_people_see_what_a_private_run_will_spend(plan: Call) -> None:
     made = json.loads(plan("--json", *PRIVATE).out)
     shown = plan(*PRIVATE)

@@ -107,6 +107,7 @@ def test_the_rule_by_hand_where_a_label_runs_out() -> None:
     np.testing.assert_allclose(mixes[2], [0.2, 0.0, 0.8])
 
 
+@pytest.mark.slow
 def test_before_labels_run_out_mixes_are_those_drawn() -> None:
     """Over many seeds the first client's share of a label has the mean and variance of Dir(alpha p)."""
     parts = corpus({label: [round(1000 * share), 0, 0] for label, share in SHARES.items()})

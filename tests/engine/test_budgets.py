@@ -57,6 +57,7 @@ def accounts(path: Path) -> list[Account]:
     return list(read_budget(path)[1].accounts.values())
 
 
+@pytest.mark.slow
 def test_runs_compose_until_one_would_pass_the_cap_which_does_not_start(
     run_tiny: RunTiny, path: Path, tmp_path: Path
 ) -> None:

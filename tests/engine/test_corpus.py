@@ -80,6 +80,7 @@ def test_clean_data_is_not_warned_of(run_once: RunTiny) -> None:
     assert start["corpus"]["documents"] == start["clients"]
 
 
+@pytest.mark.slow
 def test_hidden_counts_are_neither_in_the_record_nor_on_the_page(run_tiny: RunTiny) -> None:
     run = run_tiny("federation.rounds=1", "data.synthetic.notes=40", "report.small_counts=hide", out="hidden")
     shown = run_tiny("federation.rounds=1", "data.synthetic.notes=40")

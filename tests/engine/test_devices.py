@@ -219,6 +219,7 @@ def test_the_mean_memory_of_a_run_is_that_over_its_batches(run_tiny: RunTiny) ->
     assert run.summary["memory"]["device_mean_bytes"] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 def test_blocks_that_sit_out_keep_no_activations(run_once: RunTiny) -> None:
     every, few = (run_once(f"method={{name: droppeft, rates: {rate}}}", LORA, *ONCE) for rate in (0.0, 0.9))
     weights = 4 * every.summary["model"]["parameters"]

@@ -111,6 +111,7 @@ def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_
     assert relations.items() <= {name.removeprefix("re_"): value for name, value in expected.items()}.items()
 
 
+@pytest.mark.slow
 def test_modifiers_are_asked_for_where_there_are_mentions(
     learnt: Finished, run_tiny: Any, tmp_path: Path
 ) -> None:

@@ -98,6 +98,7 @@ def test_a_client_that_lies_costs_the_others_nothing(
     assert {event["client"] for event in run.of("client_failed")} <= {"site-2"}
 
 
+@pytest.mark.slow
 def test_a_client_that_deals_false_shares_costs_one_round_and_is_in_no_more_sums(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

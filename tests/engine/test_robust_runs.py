@@ -67,6 +67,7 @@ def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
         np.testing.assert_allclose(tensor.numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
     [
@@ -94,6 +95,7 @@ def test_a_client_that_sends_a_thousandfold_negative_is_withstood(run_tiny: RunT
     assert run.summary["state"]["aggregation"] == run.of("round")[-1]["state"]["aggregation"]
 
 
+@pytest.mark.slow
 def test_fedtlu_merges_blocks_of_what_a_rule_makes(run_tiny: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: sign_flip, strength: 1000.0}"
     for portion in ("0.34", "schedule"):

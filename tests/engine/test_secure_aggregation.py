@@ -67,6 +67,7 @@ def sums(run: Finished) -> list[dict[str, Any]]:
     return [event["secure_aggregation"] for event in run.of("round")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "exchange",
     [pytest.param(own, marks=() if own in LAST else pytest.mark.slow) for own in EXCHANGES],
@@ -138,6 +139,7 @@ def test_drop_outs_cost_keys_and_a_plan_and_too_many_of_them_the_round(
     assert f"secure aggregation: {facts['fewest_survivors']} clients or more" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_sum_of_which_shares_have_left_and_too_few_costs_its_round_alone(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

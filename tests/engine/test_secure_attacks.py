@@ -166,6 +166,7 @@ def test_a_site_that_tells_no_scores_takes_part_in_no_sum_of_them(asked: Asked) 
     assert refusal(asked("@score/keys", of_counts())).startswith("WrongSum: a sum is to begin as")
 
 
+@pytest.mark.slow
 def test_a_sum_that_was_begun_of_counts_has_no_update_in_it(tmp_path: Path) -> None:
     asked = asked_in(tmp_path, "privacy.scores=summed")
     assert isinstance(asked("@score/keys", of_counts()), Done)
@@ -175,6 +176,7 @@ def test_a_sum_that_was_begun_of_counts_has_no_update_in_it(tmp_path: Path) -> N
         assert refusal(asked(none, of_counts())).startswith("FrameError: the server asks for"), none
 
 
+@pytest.mark.slow
 def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) -> None:
     """Nothing is made of sizes that a server says, and no damaged message ends the process."""
     many = [{**TENSOR, "name": f"w{index}", "shape": [2**31 - 1] * 4} for index in range(5000)]
@@ -186,6 +188,7 @@ def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) ->
     assert refusal(asked(KEYS, terms(attempt=1))).startswith("AttemptNotHigher")
 
 
+@pytest.mark.slow
 def test_a_server_that_comes_again_gets_the_same_shares_and_nothing_else(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -44,6 +44,7 @@ def naive_loss(experiment: Experiment, tensors: dict[str, torch.Tensor]) -> floa
     return total / terms
 
 
+@pytest.mark.slow
 def test_the_loss_is_that_of_the_shared_model_with_these_tensors(cohort: RoundCohort) -> None:
     state = cohort.method.start(cohort.model)
     other = prepare(read_source(None, [*TINY, *LORA]))
@@ -73,6 +74,7 @@ def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohor
     assert model.fingerprint(model.layout.all) == fresh.fingerprint(fresh.layout.all)
 
 
+@pytest.mark.slow
 def test_trying_models_does_not_change_how_clients_train(run_tiny: RunTiny, monkeypatch) -> None:
     one = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="one")
     monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors: 1.0)

@@ -266,6 +266,7 @@ def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
 SHARED = "method={name: layer_skipping, top: 1}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["remote", pytest.param("nvflare", marks=pytest.mark.engines)])
 @pytest.mark.parametrize(
     ("overrides", "scores"),
@@ -322,6 +323,7 @@ def test_a_secure_sum_between_processes_is_that_of_a_simulation(
         assert not any(tally and "secure" not in how for _, how, tally in sent)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) -> None:
     """The threads of a client stay what they were, though nobody says so."""
     method = "method={name: layer_skipping, top: 1, head: local}"
@@ -360,6 +362,7 @@ def test_a_client_that_fails_is_lost(run_by: RunBy, run_tiny: RunTiny, tmp_path:
     assert not kept_by(other, "site-2").tensors
 
 
+@pytest.mark.slow
 def test_a_client_that_is_killed_in_its_turn_is_lost_to_the_rounds_that_are_left(
     run_tiny: RunTiny, clients: Clients, tmp_path: Path
 ) -> None:
@@ -452,6 +455,7 @@ def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(
     assert once.summary["failures"]["clients"] == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", WORKERS)
 def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(several: RunTiny, tmp_path: Path) -> None:
     run = several(*troubled("is always killed", tmp_path))
@@ -501,6 +505,7 @@ def test_a_mistake_in_the_program_stops_the_run(several: RunTiny, tmp_path: Path
         several(*troubled("breaks", tmp_path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow), SLOW_RAY]
 )

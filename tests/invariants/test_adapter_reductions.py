@@ -20,6 +20,7 @@ LORA = "adapter={kind: lora, rank: 4}"
 BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("base", "adapter"),
     [("fedlora", LORA), pytest.param("fedadapter", BOTTLENECK, marks=pytest.mark.slow)],
@@ -66,6 +67,7 @@ def test_fedmedlora_is_fedlora(run_tiny: RunTiny, run_once: RunTiny) -> None:
     assert plain.summary["communication"] == named.summary["communication"]
 
 
+@pytest.mark.slow
 def test_fedmedlora_plus_with_equal_losses_is_fedmedlora(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +80,7 @@ def test_fedmedlora_plus_with_equal_losses_is_fedmedlora(
     assert plain.summary["communication"] == equal.summary["communication"]
 
 
+@pytest.mark.slow
 def test_the_mean_of_ffa_lora_is_that_of_the_products(run_tiny: RunTiny, tmp_path: Path) -> None:
     source = read_source(None, [*TINY, "method={name: ffa_lora}", LORA, "federation.rounds=1"])
     run = open_run(source, tmp_path / "apart", lambda event, facts: None, resume=False)
@@ -137,6 +140,7 @@ def test_flora_adds_exactly_the_weighted_sum_of_the_products(tmp_path: Path, cli
     assert head
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedsa_lora", pytest.param("fedmedlora_plus", marks=pytest.mark.slow)])
 def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, run_once: RunTiny, method: str) -> None:
     one = ("partition={by: iid, clients: 1}", "data.split.server=2", "federation.rounds=1")
@@ -157,6 +161,7 @@ def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(
     assert_same_tensors(lora.state.tensors, whole.state.tensors)
 
 
+@pytest.mark.slow
 def test_the_frozen_blocks_under_an_adapter_are_cached_exactly(run_tiny: RunTiny) -> None:
     method = ("method={name: layer_skipping, top: 1}", LORA, "training.epochs=2", "federation.rounds=1")
     cached = run_tiny(*method, "training.cache=on", out="cached")

@@ -137,6 +137,7 @@ def test_resumed_is_uninterrupted_and_uses_what_is_there(run_tiny: RunTiny, tmp_
     assert kept <= set(stored)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_a_cache(run_tiny: RunTiny, tmp_path: Path) -> None:
     whole = run_tiny(*SGD, "federation.rounds=2", out="whole")
     run_tiny(*SGD, "federation.rounds=1", out="short")

@@ -90,6 +90,7 @@ def test_fedper_is_layer_skipping_with_every_block_and_a_local_head(run_tiny: Ru
     assert fedper.summary["metrics"] == whole.summary["metrics"]
 
 
+@pytest.mark.slow
 def test_automatic_depth_is_the_fixed_depth_it_chose(run_tiny: RunTiny) -> None:
     chosen = run_tiny("method={name: layer_skipping, top: {share: 0.5, budget: 0.9}}", out="chosen")
     k = chosen.state.values["top"]
@@ -117,6 +118,7 @@ def assert_close(one: Finished, other: Finished) -> None:
         torch.testing.assert_close(tensor, other.state.tensors[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

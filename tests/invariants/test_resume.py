@@ -117,6 +117,7 @@ def test_more_rounds_can_be_added_to_a_finished_run(run_tiny: RunTiny, run_once:
     assert_same_tensors(whole.state.tensors, longer.state.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "damaged"),  # cut short, or with another byte
     [

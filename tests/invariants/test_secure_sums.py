@@ -120,6 +120,7 @@ def test_the_unmasked_integers_are_the_plain_sum_of_what_clients_have_rounded(
         assert torch.equal(found.long(), exact), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [LAYERS, *(pytest.param((*LAYERS, *own), marks=pytest.mark.slow) for own in (JOINT, PRIVATE))],

@@ -61,6 +61,7 @@ def test_blocks_that_are_not_merged_stay_as_they_were(run_tiny: RunTiny) -> None
     assert not any(key.startswith("_") for key in state)
 
 
+@pytest.mark.slow
 def test_random_blocks_are_drawn_anew_each_round(run_tiny: RunTiny) -> None:
     settings = "method={name: fedtlu, update: random, portion: 0.34}"
     run = run_tiny(settings, "federation.rounds=6", "federation.evaluate_every=6")

@@ -84,6 +84,7 @@ def test_what_8_bits_change_is_in_record_and_report(run_once: RunTiny) -> None:
     assert "rounding" not in run_once("method={name: fl_llama}", *LM[:5]).summary["state"]
 
 
+@pytest.mark.slow
 def test_noise_is_the_same_every_time_and_more_of_it_hurts_more(run_tiny: RunTiny, run_once: RunTiny) -> None:
     def loss(noise: str, out: str) -> float:
         return run_tiny(f"method={{name: fl_llama, noise: {noise}}}", *LM[:5], out=out).of("round")[0]["loss"]
@@ -141,6 +142,7 @@ def test_clients_in_lockstep_run_the_same_every_time(run_tiny: RunTiny) -> None:
     assert_same_tensors(runs[0].state.tensors, runs[1].state.tensors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", ["mode: client_batch", pytest.param("full: [front, back]", marks=pytest.mark.slow)]
 )
@@ -203,6 +205,7 @@ def test_a_simulation_scores_no_client_that_has_no_whole_model() -> None:
         prepare(read_source(None, [*TINY, "method={name: fl_llama}", "federation.score_clients=true"]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ends", "full"),
     [

@@ -77,6 +77,7 @@ def weights_of(state: State) -> dict[str, torch.Tensor]:
 LOSSY = ("federation={rounds: 6, sample: 0.67, dropout: 0.3, evaluate_every: 6}", "seed=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", [pytest.param("null", marks=pytest.mark.slow), "[1, 2]"])
 def test_a_client_trains_on_the_global_weights_whatever_it_missed(
     run_tiny: RunTiny, watched: Watched, ranks: str
@@ -91,6 +92,7 @@ def test_a_client_trains_on_the_global_weights_whatever_it_missed(
         assert all(torch.equal(tensor, expected[name]) for name, tensor in turn.weights.items())
 
 
+@pytest.mark.slow
 def test_stacks_are_sent_to_who_lacks_them_and_weights_to_who_lacks_too_many(
     run_tiny: RunTiny, watched: Watched
 ) -> None:
@@ -121,6 +123,7 @@ def test_stacks_are_sent_to_who_lacks_them_and_weights_to_who_lacks_too_many(
     assert kinds == {"0 stacks", "1 stacks", "2 stacks", "weights"}
 
 
+@pytest.mark.slow
 def test_the_server_keeps_no_more_stacks_than_the_weights_are_large(
     run_tiny: RunTiny, watched: Watched
 ) -> None:
@@ -171,6 +174,7 @@ def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
         run_tiny("method={name: flora, ranks: [2, 8]}", FLORA[1])
 
 
+@pytest.mark.slow
 def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:

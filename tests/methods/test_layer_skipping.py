@@ -50,6 +50,7 @@ def test_the_probe_is_made_once_and_the_record_says_what_it_found(run_once: RunT
     assert len([event for event in finished.of("client") if event["round"] == 2]) == 3
 
 
+@pytest.mark.slow
 def test_a_run_resumed_after_the_probe_keeps_its_depth(run_tiny: RunTiny, run_once: RunTiny) -> None:
     whole = run_once(AUTO)
     run_tiny(AUTO, "federation.rounds=1", out="part")

@@ -52,6 +52,7 @@ NAMED = METHODS.name_of(PulledTop)
 PULLED_TOP = f"method={{name: '{NAMED}', mu: 0.5}}"
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own_is_planned_and_run(run_tiny: RunTiny) -> None:
     few = (PULLED_TOP, "federation.rounds=1")
     plan = make_plan(read_source(None, [*TINY, *few]), seconds=0.0)

@@ -53,6 +53,7 @@ def refused(factory: Any, kind: str = "token-classification", **changes: Any) ->
     return problem
 
 
+@pytest.mark.slow
 def test_a_module_of_ones_own_is_trained_saved_gone_on_with_and_opened(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole", PLAIN, "federation.rounds=2")
     run(tmp_path / "part", PLAIN)

@@ -250,6 +250,7 @@ def test_what_is_said_while_a_divided_model_trains_is_no_part_of_it() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_report")
 def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
     overrides = [

@@ -44,6 +44,7 @@ def experiment_of(*overrides: str) -> Experiment:
     return prepare(read_source(None, [*TINY, *PRIVATE, *overrides]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -154,6 +155,7 @@ def test_time_is_that_of_steps_passes_and_tokens() -> None:
         assert estimate.turn_seconds(workload) == pytest.approx(2.0 + steps_take)
 
 
+@pytest.mark.slow
 def test_a_planned_run_is_the_run_that_was_not_planned(run_tiny: RunTiny) -> None:
     seeded = (*PRIVATE, "privacy.noise=seeded", "federation.rounds=1")
     before = run_tiny(*seeded, out="before")
@@ -217,6 +219,7 @@ def test_epsilon_by_window_is_told_by_patient(tmp_path: Path) -> None:
     assert "Use unit 'patient'" in warning
 
 
+@pytest.mark.slow
 def test_documents_stand_for_patients_where_none_is_named(tmp_path: Path) -> None:
     corpus = [replace(note, metadata={}) for note in generate(seed=1, sites=2, notes=12)]
     write(corpus, tmp_path / "notes", "jsonl")

@@ -117,6 +117,7 @@ def test_the_product_of_client_and_batch_rates_is_rejected_by_the_closed_form() 
     assert epsilon_of([Mechanism(4.854, 1.0, 20)], DELTA) >= true
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     sigma=st.floats(0.5, 20),

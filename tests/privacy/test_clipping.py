@@ -251,6 +251,7 @@ def randomness_of(secure: bool) -> Randomness:
     return SecureRandomness() if secure else SeededRandomness(Seed(4))
 
 
+@pytest.mark.slow
 @SECRETS
 def test_the_server_does_not_know_what_is_dropped(secure: bool, same: bool) -> None:
     """It knows the run's seed; of masks that it knew, one unit's would be the next one's without it."""
@@ -270,6 +271,7 @@ def test_the_server_does_not_know_what_is_dropped(secure: bool, same: bool) -> N
     assert same == all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.slow
 @SECRETS
 def test_the_server_does_not_know_which_blocks_are_left_out(
     secure: bool, same: bool, monkeypatch: pytest.MonkeyPatch

@@ -230,6 +230,7 @@ def test_a_whole_sum_fits_the_ring_and_comes_back() -> None:
     assert float(found.std()) == pytest.approx(deviation, rel=0.2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("numbers", [1000, 243_000_000])
 def test_what_is_solved_for_costs_no_more_than_epsilon(numbers: int) -> None:
     sharing, steps = Sharing(10, 3), 200

@@ -97,6 +97,7 @@ def test_rows_at_once_are_rounded_as_they_are_one_by_one(
     assert float(difference(at_once, one_by_one).abs().max()) <= event["secure_aggregation"]["error"] + 1e-6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sites", "lost", "colluders", "carriers"),
     [
@@ -152,6 +153,7 @@ def test_what_was_spent_is_that_of_skellam_noise_over_the_rounds(run_tiny: RunTi
     assert "nothing proves to them that it added one" in told
 
 
+@pytest.mark.slow
 def test_noise_for_an_epsilon_is_enough_for_all_turns_that_are_allowed() -> None:
     asked = [*TINY, *JOINT, "privacy.sigma=null", "privacy.epsilon=2"]
     privacy = prepare(read_source(None, asked)).privacy
@@ -161,6 +163,7 @@ def test_noise_for_an_epsilon_is_enough_for_all_turns_that_are_allowed() -> None
     assert 1.9 < spent <= 2.0
 
 
+@pytest.mark.slow
 def test_a_round_whose_sum_is_never_unmasked_has_spent_as_much(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +180,7 @@ class Killed(BaseException):
     """The process ends here."""
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_what_the_optimiser_keeps(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +233,7 @@ def test_no_site_takes_its_noise_from_the_server(
         run_tiny(*JOINT, "federation.min_clients=null")
 
 
+@pytest.mark.slow
 def test_a_roster_too_small_for_its_colluders_gets_no_sum(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

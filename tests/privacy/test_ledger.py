@@ -366,6 +366,7 @@ def test_a_private_turn_that_is_killed_has_spent_and_told_what_it_sent(
     assert lines[-1]["epsilon"] == experiment.privacy.epsilon("site-1", turns)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_with_the_chain(run_tiny: RunTiny, run_once: RunTiny) -> None:
     run_tiny(METHOD, "threads=1", "federation.rounds=1", out="part")
     resumed = run_tiny("federation.rounds=2", out="part", resume=True)

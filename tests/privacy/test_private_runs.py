@@ -65,7 +65,13 @@ def test_every_method_is_said_to_be_private_or_not() -> None:
     assert {*MAY, *MAY_NOT} == set(METHODS)
 
 
-@pytest.mark.parametrize("method", MAY)
+FEW = ("layer_skipping", "ffa_lora", "droppeft", "centralized")
+"""Of these methods those of the suite that people wait for."""
+
+
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in MAY]
+)
 def test_nothing_of_a_single_client_is_recorded_but_noise_and_constants(
     method: str, run_tiny: RunTiny
 ) -> None:
@@ -502,6 +508,7 @@ def test_dialogues_are_summed_up_privately(run_tiny: RunTiny, tmp_path: Path) ->
     assert run.summary["privacy"]["epsilon"] > 0
 
 
+@pytest.mark.slow
 def test_quantized_weights_stay_under_private_adapters() -> None:
     pytest.importorskip("bitsandbytes")
     own = private_client("model={name: mini, quantization: nf4}", "method={name: fedlora}")

@@ -165,6 +165,7 @@ def test_quantiles_are_finite_symmetric_and_right_to_the_last_word() -> None:
     assert upper.min() == 2.0**-54
 
 
+@pytest.mark.slow
 def test_a_fork_is_refused_and_may_make_its_own() -> None:
     done = subprocess.run([sys.executable, "-c", IN_A_CHILD], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

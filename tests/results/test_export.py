@@ -181,6 +181,7 @@ def test_sites_held_out_of_training(run_tiny: RunTiny, tmp_path: Path) -> None:
     assert not re.search(r"site-\d", readable)
 
 
+@pytest.mark.slow
 def test_the_card_of_an_experiment_with_corrupt_clients_says_so_and_names_none(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_it_has_a_report(call: Call, tmp_path: Path, run: str) -> None:
     assert (tmp_path / run / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("run", RUNS)
 def test_it_goes_on(call: Call, tmp_path: Path, run: str) -> None:
     before = json.loads((tmp_path / run / "summary.json").read_text())

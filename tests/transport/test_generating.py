@@ -294,6 +294,7 @@ def test_documents_are_scored_through_the_server_and_noise_is_added_where_it_is_
     assert set(server.calls) == {"run"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick")
 def test_what_the_server_cannot_answer_costs_only_the_client_that_asks(
     run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

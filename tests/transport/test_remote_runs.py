@@ -45,6 +45,7 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
     assert server.cohort.book.loss == pytest.approx(last["loss"], rel=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -102,6 +103,7 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
             torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunTiny, serve: Serve) -> None:
     simulated = run_tiny(BATCH, *ONE_EACH, SELDOM)
     server = serve(BATCH, *ONE_EACH)

@@ -86,6 +86,7 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     assert told["site-2"] == "what a client says of its documents (tally) is no numbers by name"
 
 
+@pytest.mark.slow
 def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
     """Each of its steps, or of its questions, is in order; there are more than its examples make."""
     server = serve("method={name: fl_llama, mode: client_batch}", *ONE_ROUND, "federation.min_clients=2")

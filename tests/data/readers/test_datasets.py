@@ -256,6 +256,7 @@ def in_a_fresh_process(argument: Path | str, home: Path, prelude: str = "", **en
     return done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_local_files_leave_no_copy_and_need_no_network(tmp_path: Path, classified) -> None:
     """Sockets are closed to the process; its home stays empty."""
     home, data, temporary = (tmp_path / name for name in ("home", "data", "temporary"))
@@ -269,6 +270,7 @@ def test_local_files_leave_no_copy_and_need_no_network(tmp_path: Path, classifie
     assert not list(temporary.iterdir())
 
 
+@pytest.mark.slow
 def test_an_id_that_cannot_be_reached(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     said = in_a_fresh_process("acme/absent", tmp_path, HF_HUB_OFFLINE="1")
