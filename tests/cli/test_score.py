@@ -323,3 +323,18 @@ def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, tmp_path
     assert "--types: has no meaning with --as" in str(shown.exception)
     shown = score(tmp_path / "gold", tmp_path / "found", "--as", tmp_path)
     assert f"--as: {tmp_path} holds no run" in str(shown.exception)
+
+
+def test_the_numbers_are_those_of_a_run_whose_settings_say_what_is_annotated_where(
+    run_once: RunTiny, tmp_path: Path
+) -> None:
+    annotates = "data.annotates={site-1: [problem], site-2: [drug, test]}"
+    partial = run_once("federation.rounds=1", "training.learning_rate=1e-9", annotates)
+    notes = generate(seed=0, sites=3, notes=24)
+    write(notes, tmp_path / "every", "jsonl")
+    command = ["predict", str(partial.folder), str(tmp_path / "every"), "--out", str(tmp_path / "found")]
+    done = CliRunner().invoke(app, [*command, "--input-format", "jsonl", "--format", "jsonl"])
+    assert done.exit_code == 0, done.output
+    part = "--as", partial.folder, "--part", "test"
+    content = scored(tmp_path / "every", tmp_path / "found", *part, folder=tmp_path)
+    assert content["systems"][0]["mentions"]["scores"] == partial.summary["metrics"]["global"]

@@ -183,4 +183,6 @@ def test_the_line_is_shown_that_says_what_a_site_does_not_annotate() -> None:
     assert "ours ('problem')" not in told
     assert "nowhere: ours (problem); they count as absent there" in told
     assert told.endswith("write data.annotates: {ours: [drug]}")
+    (told,) = unmentioned([replace(ours, site="no: 1"), theirs], NER)
+    assert told.endswith("write data.annotates: {'no: 1': [drug]}"), "as YAML reads it"
     assert not list(unmentioned([replace(ours, annotates=frozenset({"drug"})), theirs], NER))

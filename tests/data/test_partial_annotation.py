@@ -67,7 +67,7 @@ def test_names_that_are_nowhere_are_told_all_at_once() -> None:
         declare([BOTH, DRUGS], {"one": ["problm"], "three": ["drug"]}, (), "data.annotates")
     told = str(caught.value)
     assert "data.annotates: 'three' is no site of the documents, whose sites are 'one', 'two'" in told
-    assert "data.annotates.one: 'problm' is no type or label of the documents" in told
+    assert "data.annotates.one: 'problm' is no type or label of the documents, whose types or" in told
     assert "did you mean 'problem'" in told
     declare([BOTH], ["problem", "test"], {"test"}, "data.annotates")  # the task names it: others have it
 
@@ -89,3 +89,8 @@ def test_types_that_a_site_lacks_without_saying_so_are_found() -> None:
     }
     declared = replace(DRUGS, annotates=frozenset({"drug", "severity"}))
     assert types_missing([declared], ["spans"], types) == {"two": (["severity"], ["drug"])}
+
+
+def test_the_types_of_related_mentions_are_not_among_those_that_nobody_looked_for() -> None:
+    types = ("dosage", "severity")
+    assert types_missing([BOTH], ["relations"], types) == {"one": (["dosage"], ["problem", "severity"])}

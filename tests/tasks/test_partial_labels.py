@@ -134,6 +134,17 @@ def test_a_label_is_scored_where_somebody_looked_for_it() -> None:
     assert task.score([replace(partly, annotates=None), every], [given_all, rightly])["micro_f1"] < 1.0
 
 
+def test_a_document_that_has_its_one_label_has_no_other_whatever_somebody_looked_for() -> None:
+    task = DocumentClassification(problem_type="single_label").of_labels(LABELS)
+    known = [Document(str(place), "", labels=("a",), annotates=frozenset({"a"})) for place in range(5)]
+    open_ = Document("o", "", annotates=frozenset({"a"}))
+    wrongly = LabelAnswer(("c",), np.array([0.1, 0.1, 0.8]))
+    assert [*map(task.scorable, [*known, open_])] == [*[True] * 5, False]
+    tally = task.counted(known, [wrongly] * 5)
+    assert (tally["predicted/c"], tally["correct/c"]) == (5, 0)
+    assert task.degenerate(tally, 5) == "all 5 documents were answered 'c'"
+
+
 def test_relations_of_other_types_are_neither_right_nor_wrong() -> None:
     task = RelationClassification(modifiers={"drug": ["problem"]}).of_types(["causes", "treats"])
     partly = replace(WHOLE, annotates=frozenset({"drug", "problem", "treats"}))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fedstrata.core.documents import Document
 from fedstrata.core.settings.report import SMALL, shown
+from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.core.surveyed import LABELS, MENTIONS, PAIRS, RELATIONS
 from fedstrata.core.task import Task
 from fedstrata.data.duplicates import Duplicates, Repeated
@@ -61,7 +62,8 @@ def unmentioned(documents: Iterable[Document], task: Task) -> Iterator[str]:
     if sites := {site: own for site, own in missing.items() if site and kinds and own[1]}:
         told = [f"{site} ({_named(lacking)})" for site, (lacking, _) in sites.items()]
         line = ", ".join(
-            f"{site}: [{', '.join(others)}]" for site, (_, others) in list(sites.items())[:NAMED]
+            f"{as_yaml(site)}: [{', '.join(map(as_yaml, others))}]"
+            for site, (_, others) in list(sites.items())[:NAMED]
         )
         yield (
             f"types that are learnt and that a site has nowhere: {_named(told)}; they count as absent there. "

@@ -11,6 +11,7 @@ from dataclasses import replace
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.settings.data import Annotates
+from fedstrata.core.surveyed import RELATIONS
 from fedstrata.data.select import keep_looked_for, types_of
 
 
@@ -34,11 +35,22 @@ def declare(
         return list(documents)
     sites = {document.site for document in documents}
     named = annotates if isinstance(annotates, Mapping) else dict.fromkeys(sites, annotates)
-    relations = types_of(documents, "relations")
-    names = {*types_of(documents, "spans"), *relations, *known}
+    names = {*types_of(documents, "spans"), *types_of(documents, "relations"), *known}
     names.update(label for document in documents for label in document.labels)
-    refuse([*_strangers(named, sites, setting, "site"), *_unknown(annotates, names, setting)])
-    looked = {site: frozenset(own) for site, own in named.items()}
+    refuse([*_strangers(named, sites, setting, "site", "sites"), *_unknown(annotates, names, setting)])
+    return mark_looked_for(documents, annotates)
+
+
+def mark_looked_for(documents: Sequence[Document], annotates: Annotates) -> list[Document]:
+    """Does as `declare` for documents that may be some of the corpus, or of another: no name is checked."""
+    if annotates is None:
+        return list(documents)
+    relations = types_of(documents, "relations")
+    own = {
+        document.site: annotates.get(document.site) if isinstance(annotates, Mapping) else annotates
+        for document in documents
+    }
+    looked = {site: frozenset(names) for site, names in own.items() if names is not None}
     return [
         _declared(document, looked[document.site], relations) if document.site in looked else document
         for document in documents
@@ -53,15 +65,18 @@ def _declared(document: Document, names: frozenset[str], relations: Collection[s
 def _unknown(annotates: Annotates, names: Collection[str], setting: str) -> Iterator[Problem]:
     by_site = annotates if isinstance(annotates, Mapping) else {"": annotates or ()}
     for site, own in by_site.items():
-        yield from _strangers(own, names, f"{setting}.{site}".removesuffix("."), "type or label")
+        where = f"{setting}.{site}".removesuffix(".")
+        yield from _strangers(own, names, where, "type or label", "types or labels")
 
 
-def _strangers(named: Iterable[str], known: Collection[str], setting: str, what: str) -> Iterator[Problem]:
+def _strangers(
+    named: Iterable[str], known: Collection[str], setting: str, what: str, many: str
+) -> Iterator[Problem]:
     """Yields a problem for each name that is none of those known."""
     there = ", ".join(sorted(map(repr, known))) or "(none)"
     for name in named:
         if name not in known:
-            message = f"{name!r} is no {what} of the documents, whose {what}s are {there}"
+            message = f"{name!r} is no {what} of the documents, whose {many} are {there}"
             yield Problem(setting, f"{message}{did_you_mean(name, known, before='; ')}")
 
 
@@ -78,6 +93,8 @@ def types_missing(
 ) -> dict[str, tuple[list[str], list[str]]]:
     """Returns of each site the types that it has nowhere without saying so, and all others, both sorted.
 
+    Others are learnt, too, or those of the mentions that relations are between.
+
     Args:
         documents: Those of all sites.
         kinds: What has types: `spans`, `relations`.
@@ -91,7 +108,9 @@ def types_missing(
         there = {label for kind in kinds for label in types_of(own, kind)}
         open_ = {label for label in types if any(all(document.looked_for([label])) for document in own)}
         if lacking := sorted(open_ - there):
-            missing[site] = lacking, sorted(set(types).difference(lacking) & (open_ | there))
+            related = types_of(own, "spans") if RELATIONS in kinds else ()
+            kept = {*types} & (open_ | there) | {*related}
+            missing[site] = lacking, sorted(kept.difference(lacking))
     return missing
 
 

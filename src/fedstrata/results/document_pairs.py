@@ -10,6 +10,7 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.settings.source import read_source, validate
+from fedstrata.data.partial_annotation import mark_looked_for
 from fedstrata.data.readers import FORMATS, formats_of, read
 from fedstrata.data.readers.files import Format
 from fedstrata.data.readers.folders import find_sources, split_within
@@ -149,7 +150,8 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
 
     Args:
         run: The run directory.
-        sides: As for `select`.
+        sides: As for `select`. Of the annotated documents is known what somebody looked for where the run's
+            `data.annotates` says so of their site.
 
     Returns:
         The sides; and the mention types that are scored as such, where others are there as modifiers only.
@@ -161,13 +163,13 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
     if not {"spans", "relations"} & set(task.gives):
         message = f"must be a run that finds mentions or relations, not one on task {task.name}"
         raise ConfigurationError([Problem("--as", message)])
-    kept = [
-        [
-            task.known(rename_relations(keep_types(document, settings.data.types), settings.data))
-            for document in side
-        ]
+    named = [
+        [rename_relations(keep_types(document, settings.data.types), settings.data) for document in side]
         for side in sides
     ]
+    annotated, *systems = named
+    sides = [mark_looked_for(annotated, settings.data.annotates), *systems]
+    kept = [[task.known(document) for document in side] for side in sides]
     return kept, None if task.main_mentions is None else list(task.main_mentions)
 
 

@@ -314,13 +314,13 @@ class DocumentClassification(LabelFloors, LabellingTask):
         """Counts the labels of each document; see `fedstrata.metrics.labels.tally_of`."""
         gold = self._indicators([document.labels for document in documents])
         given = self._indicators([answer.labels for answer in answers])
-        looked = self._looked_for(documents)
+        looked = self._decided(documents)
         return tally_of(gold, given, self._shares(answers), self.classes, looked)
 
     def apart(self, documents: Sequence[Document], answers: Sequence[LabelAnswer]) -> dict[str, float]:
         """Returns the areas under the curves of labels."""
         gold = self._indicators([document.labels for document in documents])
-        return areas(gold, self._shares(answers), self._looked_for(documents))
+        return areas(gold, self._shares(answers), self._decided(documents))
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
         """Returns the scores of labels; see `fedstrata.metrics.labels.scores_from`."""
@@ -382,8 +382,13 @@ class DocumentClassification(LabelFloors, LabellingTask):
         """Pools logits over each document's windows: (windows, labels) to (documents, labels) float32."""
         return pool(logits.float(), batch["document"], len(batch["labels"]), self.pooling)
 
-    def _looked_for(self, documents: Sequence[Document]) -> np.ndarray:
-        """Returns which labels somebody looked for in each document, (documents, labels) bool."""
+    def _decided(self, documents: Sequence[Document]) -> np.ndarray:
+        """Returns which labels are known of each document that is scored, (documents, labels) bool.
+
+        A document that has its one label has no other one, whatever somebody looked for.
+        """
+        if self._one_each:
+            return np.ones((len(documents), len(self.classes)), dtype=bool)
         looked = [document.looked_for(self.classes) for document in documents]
         return np.array(looked, dtype=bool).reshape(-1, len(self.classes))
 

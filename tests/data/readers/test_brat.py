@@ -254,3 +254,25 @@ def test_an_annotation_conf_without_sections_is_told_with_its_line(tmp_path: Pat
     (sites_with_schemes(tmp_path) / "south" / "annotation.conf").write_text("# types\n\nDrug\n")
     with pytest.raises(DataError, match=r"annotation\.conf.*line 3.*before the first section.*\[entities\]"):
         read(tmp_path, "brat")
+
+
+@pytest.mark.parametrize(
+    ("scheme", "names"),
+    [
+        ("[ENTITIES]\r\nDrug\r\n", {"Drug"}),
+        ("\ufeff[ Entities ]\nDrug # or a treatment\n", {"Drug"}),
+        ("[events]\nBinding|GO:0005515\tTheme+:Drug\n", {"Binding", "Theme"}),
+        ("", None),
+    ],
+)
+def test_an_annotation_conf_as_people_write_it(tmp_path: Path, scheme: str, names: set[str] | None) -> None:
+    (tmp_path / "annotation.conf").write_bytes(scheme.encode())
+    (tmp_path / "note.txt").write_text("Aspirin treats pain.")
+    (tmp_path / "note.ann").write_text("")
+    assert [document.annotates for document in read(tmp_path, "brat")] == [names]
+
+
+def test_a_type_of_several_words_is_no_type_of_annotations(tmp_path: Path) -> None:
+    (sites_with_schemes(tmp_path) / "south" / "annotation.conf").write_text("[entities]\nlab value\n")
+    with pytest.raises(DataError, match=r"annotation\.conf.*line 2.*\[entities\] of several words.*one word"):
+        read(tmp_path, "brat")

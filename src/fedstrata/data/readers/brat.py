@@ -41,7 +41,7 @@ _ARGUMENT = re.compile(rf"(\S+):({_MEMBER.pattern})")
 _NUMBERED = re.compile(r"(.*?\D)[0-9]+")
 _TYPED = ("entities", "relations", "events")
 """The sections of a scheme that name types."""
-_SECTION = re.compile(r"\[(\w+)\]")
+_SECTION = re.compile(r"\[(.*)\]")
 _SEPARATOR = re.compile(r"-+")
 _ROLE = re.compile(r"(?:^|,)\s*([^\s,:<>?*+{}]+)[?*+]?(?:\{[^}]*\})?\s*:")
 _SHAPES = {
@@ -279,13 +279,13 @@ def read_scheme(path: Path) -> frozenset[str] | None:
         The names of entities, relations and events, and the roles of events; none if it has none of these.
 
     Raises:
-        DataError: It cannot be read, or something stands before its first section.
+        DataError: It cannot be read, something stands before its first section, or a type has blanks in it.
     """
     names, section = set[str](), ""
     for number, line in filled_lines(path):
         content = line.strip()
         if heading := _SECTION.fullmatch(content):
-            section = heading[1]
+            section = heading[1].strip().lower()
         elif content.startswith(("#", "<", "!")) or _SEPARATOR.fullmatch(content):
             continue  # a comment; what a macro stands for; a name for types below it; a line in a menu
         elif not section:
@@ -293,7 +293,11 @@ def read_scheme(path: Path) -> frozenset[str] | None:
             raise DataError(path, "a line before the first section", line=number, expected=expected)
         elif section in _TYPED:
             name, *roles = content.split(maxsplit=1)
-            names.add(name)
+            if roles and ":" not in roles[0] and not roles[0].startswith("#"):
+                expected = "one word, as in .ann files, and after it perhaps arguments (ROLE:TYPE)"
+                message = f"a type in [{section}] of several words"
+                raise DataError(path, message, line=number, expected=expected)
+            names.add(name.partition("|")[0])  # after it what else the type is called
             if section == "events" and roles:
                 names.update(_ROLE.findall(roles[0]))
     return frozenset(map(label_from_file, names)) or None
