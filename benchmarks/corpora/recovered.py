@@ -4,8 +4,8 @@
     python benchmarks/corpora/recovered.py runs/partial
 
 Reads that comparison's table, whose runs are scored on `new_notes`, in which everything is annotated. Of each
-seed: (unknown - absent) / (all - absent), by micro F1 and by that of each type. Last line: one JSON object,
-`recovered` (mean over seeds), the `least` of a seed, and the mean F1 of each row.
+seed: (unknown - absent) / (all - absent), by micro F1 and by that of each type. Last line: one JSON object, of
+each way of annotating `recovered` (mean over seeds), the `least` of a seed, and the mean F1 of each row.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ import json
 import statistics
 from pathlib import Path
 
-ROWS = {
-    "all": "all annotate everything",
-    "absent": "one type a site, others absent",
-    "unknown": "one type a site, others unknown",
-}
-SCORED = "new_notes"
+WAYS = ("three types a site", "one type a site")
+EVERYTHING, ABSENT, UNKNOWN = "all annotate everything", "others absent", "others unknown"
+BEGINS = "external.new_notes."
 
 
 def scores_of(folder: Path) -> dict[str, dict[str, list[float]]]:
@@ -30,15 +27,13 @@ def scores_of(folder: Path) -> dict[str, dict[str, list[float]]]:
         folder: What `fedstrata compare` was given as `--out`.
     """
     table = json.loads((folder / "table.json").read_text(encoding="utf-8"))
-    rows = {row["name"]: row["values"] for row in table["rows"]}
-    begins = f"external.{SCORED}."
     return {
-        short: {
-            key.removeprefix(begins): list(own["by_seed"].values())
-            for key, own in rows[name].items()
-            if key == f"{begins}f1" or key.startswith(f"{begins}f1/")
+        row["name"]: {
+            key.removeprefix(BEGINS): list(own["by_seed"].values())
+            for key, own in row["values"].items()
+            if key == f"{BEGINS}f1" or key.startswith(f"{BEGINS}f1/")
         }
-        for short, name in ROWS.items()
+        for row in table["rows"]
     }
 
 
@@ -49,20 +44,29 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path, help="the comparison's folder")
     rows = scores_of(parser.parse_args().folder)
-    shares = {}
-    for name in rows["all"]:
-        every, absent, unknown = (rows[short][name] for short in ROWS)
-        shares[name] = [
-            (own - low) / (high - low) for high, low, own in zip(every, absent, unknown, strict=True)
-        ]
-        told = ", ".join(f"{short} {_percent(own[name])}" for short, own in rows.items())
-        print(f"{name}: {told}; recovered {', '.join(f'{100 * share:.0f} %' for share in shares[name])}")
-    result = {
-        "recovered": round(statistics.mean(shares["f1"]), 3),
-        "least": round(min(shares["f1"]), 3),
-        **{short: round(statistics.mean(own["f1"]), 4) for short, own in rows.items()},
-    }
+    result = {}
+    for way in WAYS:
+        own = {
+            "all": rows[EVERYTHING],
+            "absent": rows[f"{way}, {ABSENT}"],
+            "unknown": rows[f"{way}, {UNKNOWN}"],
+        }
+        for name in own["all"]:
+            told = ", ".join(f"{short} {_percent(each[name])}" for short, each in own.items())
+            shares = ", ".join(f"{100 * share:.0f} %" for share in _recovered(own, name))
+            print(f"{way}, {name}: {told}; recovered {shares}")
+        result[way] = {
+            "recovered": round(statistics.mean(_recovered(own, "f1")), 3),
+            "least": round(min(_recovered(own, "f1")), 3),
+            **{short: round(statistics.mean(each["f1"]), 4) for short, each in own.items()},
+        }
     print(json.dumps(result))
+
+
+def _recovered(rows: dict[str, dict[str, list[float]]], name: str) -> list[float]:
+    """Returns of each seed what share of the gain of full annotation is recovered."""
+    seeds = zip(*(rows[short][name] for short in ("all", "absent", "unknown")), strict=True)
+    return [(own - low) / (high - low) for high, low, own in seeds]
 
 
 def _percent(values: list[float]) -> str:
