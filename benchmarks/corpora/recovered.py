@@ -4,8 +4,8 @@
     python benchmarks/corpora/recovered.py runs/partial
 
 Reads that comparison's table, whose runs are scored on `new_notes`, in which everything is annotated. Of each
-seed: (unknown - absent) / (all - absent), by micro F1 and by that of each type. Last line: one JSON object that
-has of each way to annotate `recovered` (mean over seeds), the `least` of a seed, and the mean F1 of each row.
+seed: (unknown - absent) / (all - absent), by micro F1 and by that of each type. Last line: one JSON object,
+with each way's `recovered` (mean over seeds), the `least` of a seed, and the mean F1 of each row.
 """
 
 from __future__ import annotations
