@@ -72,6 +72,18 @@ def test_names_that_are_nowhere_are_told_all_at_once() -> None:
     declare([BOTH], ["problem", "test"], {"test"}, "data.annotates")  # the task names it: others have it
 
 
+def test_mentions_that_are_left_out_since_several_types_have_one_name_are_told(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    types = {"problem": "finding", "severity": "finding"}
+    (whole,) = select_types([replace(BOTH, annotates=frozenset(types))], types)
+    assert (len(whole.spans), caplog.text) == (2, "")
+    one = replace(BOTH, spans=BOTH.spans[1:], relations=(), annotates=frozenset({"problem"}))
+    (partly,) = select_types([one], types, absent=["finding"])
+    assert partly.spans == ()
+    assert "mentions of 'finding' are left out of documents where somebody looked for" in caplog.text
+
+
 def test_a_name_for_several_types_was_looked_for_where_all_of_them_were() -> None:
     types = {"problem": "finding", "severity": "finding", "drug": "drug"}
     both, one = (replace(BOTH, annotates=frozenset(own)) for own in (["problem", "severity"], ["problem"]))

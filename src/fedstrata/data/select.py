@@ -4,6 +4,7 @@ Mentions by `data.types`, relations by `data.relations` and `data.modifiers`, la
 """
 
 import difflib
+import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +14,8 @@ from fedstrata.core.documents import MODIFIERS_OF, Document, Relation
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
 from fedstrata.core.settings.data import CorpusSettings, LabelSettings
 from fedstrata.data.icd9 import category
+
+logger = logging.getLogger(__name__)
 
 BY_MODIFIER = "<modifier>"
 """As the name of a relation: the type of its modifier, which says what a relation called MODIFY means."""
@@ -161,7 +164,19 @@ def select_types(
         return list(documents)
     renamed = _renaming(types)
     refuse(_unfit("data.types", renamed, "type", types_of(documents, "spans"), absent))
-    return [keep_looked_for(_with_names(_select(document, renamed), renamed)) for document in documents]
+    named = [_with_names(_select(document, renamed), renamed) for document in documents]
+    selected = [keep_looked_for(document) for document in named]
+    left_out = {
+        span.label
+        for before, after in zip(named, selected, strict=True)
+        for span in before.spans
+        if not all(after.looked_for([span.label]))
+    }
+    if left_out:
+        names = ", ".join(map(repr, sorted(left_out)))
+        why = "where somebody looked for some only of the types that data.types gives that name"
+        logger.warning("mentions of %s are left out of documents %s", names, why)
+    return selected
 
 
 def _renaming(names: Names) -> dict[str, str]:
