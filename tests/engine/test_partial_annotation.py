@@ -34,6 +34,14 @@ def test_a_run_learns_what_is_annotated_where(run_tiny: Any) -> None:
     assert cells == [["no", "yes", "no"], ["yes", "no", "yes"]], "of drug, problem and test"
 
 
+def test_a_client_of_which_nothing_can_be_scored_has_no_score(run_tiny: Any) -> None:
+    strange = "data.annotates={site-1: ['401.9'], site-2: [drug, problem, test]}"
+    finished = run_tiny("data.synthetic={sites: 2, notes: 12}", "federation.rounds=1", strange)
+    metrics = finished.summary["metrics"]
+    assert not metrics["clients"]["site-1"]
+    assert metrics["mean_client"] == metrics["clients"]["site-2"]
+
+
 def test_what_has_no_effect_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"data\.not_annotated.*no effect.*data\.annotates"):
         sites_of("data.not_annotated=absent")

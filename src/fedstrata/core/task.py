@@ -334,8 +334,11 @@ class Task(SurveyedTask, Floored):
         """Returns the document with no annotations but those that an answer could be equal to."""
 
     def scorable(self, document: Document) -> bool:
-        """Whether an answer can be scored against a document as `known` gives it."""
-        return True
+        """Whether an answer can be scored against a document as `known` gives it.
+
+        One in which nobody looked for anything that is decided cannot.
+        """
+        return not self.decided or bool(self.looked_for(document))
 
     @abstractmethod
     def annotate(self, document: Document, answer: Any) -> Document:

@@ -14,6 +14,9 @@ from fedstrata.core.settings.data import Annotates
 from fedstrata.core.surveyed import RELATIONS
 from fedstrata.data.select import keep_looked_for, types_of
 
+NAMED = 30
+"""Names that a message says there are, at most: labels may be thousands."""
+
 
 def declare(
     documents: Sequence[Document], annotates: Annotates, known: Collection[str], setting: str
@@ -73,7 +76,8 @@ def _strangers(
     named: Iterable[str], known: Collection[str], setting: str, what: str, many: str
 ) -> Iterator[Problem]:
     """Yields a problem for each name that is none of those known."""
-    there = ", ".join(sorted(map(repr, known))) or "(none)"
+    there = ", ".join(sorted(map(repr, known))[:NAMED]) or "(none)"
+    there += f" and {len(known) - NAMED} more" if len(known) > NAMED else ""
     for name in named:
         if name not in known:
             message = f"{name!r} is no {what} of the documents, whose {many} are {there}"

@@ -332,11 +332,8 @@ class DocumentClassification(LabelFloors, LabellingTask):
         return replace(document, spans=(), relations=(), labels=labels)
 
     def scorable(self, document: Document) -> bool:
-        """Whether the document has exactly one label, where each must have one; else any can be scored.
-
-        One of which it is known only that it has none of some labels cannot.
-        """
-        return not self._one_each or len(set(document.labels)) == 1
+        """Whether the document has its one label, or somebody looked for any where there may be several."""
+        return len(set(document.labels)) == 1 if self._one_each else super().scorable(document)
 
     def annotate(self, document: Document, answer: LabelAnswer) -> Document:
         """Returns the document with these labels; the metadata say each label's probability."""

@@ -288,10 +288,6 @@ class Extraction(AskingTask):
             labels=(),
         )
 
-    def scorable(self, document: Document) -> bool:
-        """Any document can be scored, by its mentions at least, unless only relations are asked for."""
-        return "ner" in self.tasks or not document.lacks_relations
-
     def annotate(self, document: Document, answer: Extracted) -> Document:
         """Returns the document with these mentions, modifiers and relations, and nothing else."""
         modifiers = {replace(each.modifier, label=each.label) for each in answer.relations}

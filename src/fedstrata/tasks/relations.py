@@ -313,10 +313,6 @@ class RelationClassification(TypedTask):
         relations = tuple(own for own in document.relations if own.label in self._types)
         return replace(document, relations=relations, labels=())
 
-    def scorable(self, document: Document) -> bool:
-        """Whether somebody looked for relations in the document."""
-        return not document.lacks_relations
-
     def annotate(self, document: Document, answer: Sequence[Relation]) -> Document:
         """Returns the document with its mentions and these relations."""
         relations = tuple(answer)
