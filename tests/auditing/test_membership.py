@@ -188,7 +188,7 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
 @pytest.mark.slow
 def test_a_claim_that_is_refuted_is_said_to_be_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the accountant had said too little."""
-    monkeypatch.setattr("fedstrata.auditing.observed_run.WatchedRun._claimed", lambda run: 0.1)
+    monkeypatch.setattr("fedstrata.auditing.observed_run.CanaryRun._claimed", lambda run: 0.1)
     found = audited("training={optimizer: sgd, learning_rate: 0.1}", private(0.01))
     assert audit_report.facts_of(found)["refuted"]
     assert "more than is claimed" in "\n".join(audit_report.words_of(found))

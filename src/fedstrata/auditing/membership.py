@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.auditing.observed_run import watched_run
+from fedstrata.auditing.observed_run import canary_run
 from fedstrata.client.site import Site
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.source import Source
@@ -112,7 +112,7 @@ def audit_membership(source: Source, target: Target, listen: Listener) -> Member
     made = (names, target.canaries, target.words, seed.child("canaries"))
     canaries = make_canaries(experiment.task, experiment.model.tokenizer, *made)
     experiment, factor = _with_room(experiment, canaries, target.raise_units)
-    run = watched_run(experiment, canaries, listen)
+    run = canary_run(experiment, canaries, listen)
     scores = {"updates": run.by_updates(), "losses": run.by_losses}
     delta = experiment.privacy.settings.delta or REFERENCE.delta
     claim = Claim(run.epsilon or REFERENCE.epsilon, delta)

@@ -51,7 +51,42 @@ class WatchedEngine(LocalEngine):
 
 
 class WatchedRun(Run[WatchedEngine]):
-    """A run with canaries, of which nothing is scored or saved.
+    """A run of which nothing is scored or saved, and of which somebody sees what leaves.
+
+    Args:
+        experiment: The experiment.
+        folder: A scratch folder.
+        listen: Told of every event.
+        watch: Told of each update.
+
+    Attributes:
+        last: What is shared once the run is over.
+    """
+
+    def __init__(self, experiment: Experiment, folder: Path, listen: Listener, watch: Watch) -> None:
+        super().__init__(experiment, folder, listen, partial(WatchedEngine, watch=watch))
+        self.last = State()
+
+    def _finish(self, state: State) -> dict[str, Any]:
+        self.last = state
+        self.engine.end()
+        return {}
+
+    def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
+        return {}
+
+    def _scored_when_trained(self, number: int) -> Sequence[str]:
+        return ()
+
+    def _report(self) -> None:
+        """Writes none."""
+
+    def _tell_privacy(self) -> None:
+        """Tells nobody: nothing of the run is kept."""
+
+
+class CanaryRun(WatchedRun):
+    """A watched run with canaries.
 
     Args:
         experiment: The experiment; canaries that are trained on are in it.
@@ -67,7 +102,7 @@ class WatchedRun(Run[WatchedEngine]):
     """
 
     def __init__(self, experiment: Experiment, folder: Path, listen: Listener, canaries: Canaries) -> None:
-        super().__init__(experiment, folder, listen, partial(WatchedEngine, watch=self._see))
+        super().__init__(experiment, folder, listen, self._see)
         self._canaries = canaries
         task, tokenizer = experiment.task, experiment.model.tokenizer
         self._units = [task.training_examples([document], tokenizer) for document in canaries.documents]
@@ -124,34 +159,18 @@ class WatchedRun(Run[WatchedEngine]):
         self.engine.enter(None, self.committed, state.tensors)
         self.by_losses = self.by_losses - self._losses()
         self.experiment.model.restore()
-        self.engine.end()
-        return {}
-
-    def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
-        return {}
-
-    def _scored_when_trained(self, number: int) -> Sequence[str]:
-        return ()
-
-    def _report(self) -> None:
-        """Writes none."""
-
-    def _tell_privacy(self) -> None:
-        """Tells nobody: nothing of the run is kept."""
+        return super()._finish(state)
 
 
-def watched_run(experiment: Experiment, canaries: Canaries, listen: Listener) -> WatchedRun:
+def canary_run(experiment: Experiment, canaries: Canaries, listen: Listener) -> CanaryRun:
     """Makes the run; nothing of it is left but what was seen.
 
     Raises:
         FedstrataError: It failed, or nothing of the model has left a client that holds canaries.
     """
     with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
-        run = WatchedRun(experiment, Path(folder), listen, canaries)
-        try:
-            run.execute()
-        except ClientsLostError as error:  # there is no run to go on with: the client's own error says more
-            raise error.__cause__ or error from None
+        run = CanaryRun(experiment, Path(folder), listen, canaries)
+        run_to_its_end(run)
         unseen = [name for name, own in run.scorers.items() if not own.seen]
         if unseen:
             message = (
@@ -159,3 +178,15 @@ def watched_run(experiment: Experiment, canaries: Canaries, listen: Listener) ->
             )
             raise FedstrataError(f"{message} ({experiment.method.name}, {run.committed} rounds)")
     return run
+
+
+def run_to_its_end(run: WatchedRun) -> None:
+    """Executes a watched run.
+
+    Raises:
+        FedstrataError: It failed.
+    """
+    try:
+        run.execute()
+    except ClientsLostError as error:  # there is no run to go on with: the client's own error says more
+        raise error.__cause__ or error from None

@@ -1,7 +1,7 @@
 """`fedstrata attack`: what a server could learn of what leaves clients.
 
-`attack hidden` reads texts back of a divided model's hidden states; `attack membership` tells by updates who
-was trained on.
+`attack hidden` reads texts back of a divided model's hidden states, `attack span` finds them in updates, and
+`attack membership` tells by updates who was trained on.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Attacks(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Attacks, help="Try what a server could learn of clients: hidden (if none is named), membership."
+    cls=Attacks, help="Try what a server could learn of clients: hidden (if none is named), membership, span."
 )
 
 
@@ -162,6 +162,60 @@ def membership(
         return
     _show(console, found)
     say(console, f"membership.json and membership.md in {out}")
+
+
+@app.command()
+def span(
+    arguments: RunOrSettings = None,
+    longest: Annotated[int, typer.Option(min=2, help="Tokens of a text that are looked for, at most.")] = 64,
+    show_text: Annotated[
+        bool, typer.Option("--show-text", help="Print what was found; only where everybody may read it.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
+    out: Annotated[Path, typer.Option(help="Folder for recovery.json.")] = Path("recovery"),
+    debug: Debug = False,
+) -> None:
+    """Look for clients' texts in the updates of the first round, as a curious server could.
+
+    The round is made anew in a scratch folder; nothing of it is kept, and no text is written.
+
+    Example: fedstrata attack span site.yaml data.limit=2 training.optimizer=sgd
+    """
+    file, overrides = sort_arguments(arguments or [])
+
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    from fedstrata.auditing import text_recovery  # noqa: PLC0415
+    from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.engine.prepare import prepare  # noqa: PLC0415
+
+    console = Console(quiet=as_json)
+    say(console, "preparing the data and the model ...")
+    source = configuration(_settings_of(file), overrides)
+    found = []
+    for own in text_recovery.audit_recovery(source, longest, lambda event, facts: None):
+        found.append(own)
+        say(console, f"{own.seen}: {own.why or f'{own.exact} of {own.texts} texts found'}")
+    facts = text_recovery.facts_of(found)
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "recovery.json", [(json.dumps(facts, indent=2) + "\n").encode()])
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    table = new_table("texts found in updates", tuple(text_recovery.COLUMNS.values()), overflow="fold")
+    for row in facts:
+        table.add_row(*(_cell(row[name]) for name in text_recovery.COLUMNS))
+    console.print(table)
+    if show_text:
+        tokenizer = prepare(source).model.tokenizer
+        for own in found:
+            for tokens in own.found:
+                say(console, f"{own.seen}: {tokenizer.decode(tokens)!r}")
+    say(console, f"recovery.json in {out}")
+
+
+def _cell(value: float | str | None) -> str:
+    return "all" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
 
 
 def _show(console: Console, found: Membership) -> None:
