@@ -74,7 +74,7 @@ def test_an_undefended_round_gives_everything_away(notes: Path, more: tuple[str,
 def test_with_a_secure_sum_the_server_reads_the_sum_alone(notes: Path) -> None:
     found = read(notes, *SGD, "privacy.secure_aggregation=true", "privacy.mechanism=none")
     assert found.keys() == {SUM}
-    assert found[SUM].exact == 0 or found[SUM].rank is not None
+    assert found[SUM].exact == found[SUM].texts == 3, "53 tokens are too few to hide in"
 
 
 @pytest.mark.slow
