@@ -61,9 +61,8 @@ def read(notes: Path, *overrides: str) -> dict[str, Recovery]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("training.epochs=3",)], ids=["one step", "three steps"])
-def test_an_undefended_round_gives_everything_away(notes: Path, more: tuple[str, ...]) -> None:
-    found = read(notes, *SGD, *more)
+def test_an_undefended_round_gives_everything_away(notes: Path) -> None:
+    found = read(notes, *SGD, "training.epochs=3")
     assert found.keys() == {*NOTES, SUM}
     assert all(own.exact == own.texts > 0 for own in found.values())
     assert all(own.rouge == 1.0 for own in found.values())
@@ -120,12 +119,14 @@ def test_a_divided_model_has_another_attack(notes: Path) -> None:
 def test_the_command_writes_numbers_and_shows_text_only_where_it_is_asked_to(
     notes: Path, tmp_path: Path, call: Call
 ) -> None:
-    command = ["attack", "span", *settings(notes, *SGD), "--longest", "20", "--out", str(tmp_path / "out")]
+    chosen = settings(notes, *SGD, "federation.sample=0.34")  # one of three
+    command = ["attack", "span", *chosen, "--longest", "20", "--out", str(tmp_path / "out")]
     done = call(*command)
     assert done.status == 0, done.err
-    assert "3 of 3 texts found" in done.out
+    assert "1 of 1 texts found" in done.out
     written = (tmp_path / "out" / "recovery.json").read_text()
-    assert [row["recovered"] for row in json.loads(written)] == [1, 1, 1, 3]
+    assert [row["recovered"] for row in json.loads(written)] == [1]
     assert not any(text in done.out + done.err + written for own in NOTES.values() for text in own)
     shown = call(*command, "--show-text")
-    assert all(text in " ".join(shown.out.split()) for own in NOTES.values() for text in own)
+    told = " ".join(shown.out.split())
+    assert any(all(text in told for text in own) for own in NOTES.values())
