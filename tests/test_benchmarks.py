@@ -139,11 +139,6 @@ SCRIPTS = [
         {"most_over_least", "payload_megabytes", "megabytes"},
     ),
     pytest.param(
-        "plan_accuracy.py",
-        ["--configurations", "top2", "--rounds", "1", "--notes", "24", "--seconds", "0"],
-        {"top2"},
-    ),
-    pytest.param(
         "private_step.py",
         [
             *("--units", "2", "--windows", "2", "--tokens", "24", "--repeats", "1"),
