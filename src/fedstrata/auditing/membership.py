@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.auditing.observed_run import canary_run
+from fedstrata.auditing.observed_run import canary_run, divided
 from fedstrata.client.site import Site
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.source import Source
@@ -135,15 +135,13 @@ def audit_membership(source: Source, target: Target, listen: Listener) -> Member
 
 def _unattackable(experiment: Experiment) -> list[Problem]:
     """Returns why canaries would say nothing of a run."""
-    method, settings = experiment.method, experiment.settings
+    settings = experiment.settings
     found: list[Problem] = []
     try:
         require_drawable(experiment.task)
     except ConfigurationError as error:
         found += error.problems
-    if any(method.divides(name) is not None for name in experiment.clients):
-        message = f"{method.name} divides the model, and hidden states leave its clients; use: fedstrata "
-        found.append(Problem("method.name", f"{message}attack hidden"))
+    found += divided(experiment)
     if experiment.privacy.mechanism == "central":
         message = "'central' protects clients as a whole, and canaries are patients of a client"
         found.append(Problem("privacy.mechanism", message))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.client.turn import Done, Failed, Order
-from fedstrata.core.errors import ClientsLostError, FedstrataError
+from fedstrata.core.errors import ClientsLostError, FedstrataError, Problem
 from fedstrata.core.types import Plan, State, Tensors, Update
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import Experiment
@@ -178,6 +178,15 @@ def canary_run(experiment: Experiment, canaries: Canaries, listen: Listener) -> 
             )
             raise FedstrataError(f"{message} ({experiment.method.name}, {run.committed} rounds)")
     return run
+
+
+def divided(experiment: Experiment) -> list[Problem]:
+    """Returns why updates of a run are not looked at: a model that is divided sends other things."""
+    method = experiment.method
+    if all(method.divides(name) is None for name in experiment.clients):
+        return []
+    message = f"{method.name} divides the model, and hidden states leave its clients; use: fedstrata "
+    return [Problem("method.name", f"{message}attack hidden")]
 
 
 def run_to_its_end(run: WatchedRun) -> None:

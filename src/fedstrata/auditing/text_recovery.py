@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
-from fedstrata.auditing.observed_run import WatchedRun, run_to_its_end
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.auditing.observed_run import WatchedRun, divided, run_to_its_end
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import Source
 from fedstrata.core.types import Plan, Tensors
 from fedstrata.engine.prepare import Experiment, prepare
@@ -45,7 +45,7 @@ class Recovery:
         rouge: ROUGE-L of each text with the nearest of what was found, mean; 0 where nothing was found.
         why: In words, why no text could be looked for; empty where one could.
         seconds: How long it took.
-        found: What was found, as token ids.
+        found: The texts that were found.
     """
 
     seen: str
@@ -57,7 +57,7 @@ class Recovery:
     rouge: float
     why: str
     seconds: float
-    found: Sequence[tuple[int, ...]]
+    found: Sequence[str]
 
 
 def audit_recovery(source: Source, longest: int, listen: Listener) -> Iterator[Recovery]:
@@ -76,7 +76,7 @@ def audit_recovery(source: Source, longest: int, listen: Listener) -> Iterator[R
         FedstrataError: The run failed.
     """
     experiment = prepare(source)
-    if problems := _unattackable(experiment):
+    if problems := divided(experiment):
         raise ConfigurationError(source.located(problems))
     one_round = experiment.settings.federation.model_copy(update={"rounds": 1})
     settings = experiment.settings.model_copy(update={"federation": one_round})
@@ -99,14 +99,6 @@ def audit_recovery(source: Source, longest: int, listen: Listener) -> Iterator[R
     if len(updates) > 1 or experiment.settings.privacy.secure_aggregation:
         every = [text for client in updates for text in texts[client]]
         yield _read(model, SUM, next(iter(plans.values())), run.last.tensors, every, longest)
-
-
-def _unattackable(experiment: Experiment) -> list[Problem]:
-    method = experiment.method
-    if any(method.divides(name) is not None for name in experiment.clients):
-        message = f"{method.name} divides the model, and hidden states leave its clients; use: fedstrata "
-        return [Problem("method.name", f"{message}attack hidden")]
-    return []
 
 
 def texts_of(experiment: Experiment, examples: Sequence[Any]) -> list[tuple[int, ...]]:
@@ -145,9 +137,10 @@ def _read(
             why, found = "", search(model, reader, span, longest=longest)
     model.restore()
     exact = sum(_is_found(text, set(found), longest) for text in texts)
-    rouge = _nearest(model.tokenizer, texts, found) if found else 0.0
+    words, wanted = ([model.tokenizer.decode(text) for text in each] for each in (found, texts))
+    rouge = _nearest(wanted, words) if words else 0.0
     seconds = time.perf_counter() - started
-    return Recovery(seen, len(texts), tokens, width, rank, exact, rouge, why, seconds, found)
+    return Recovery(seen, len(texts), tokens, width, rank, exact, rouge, why, seconds, words)
 
 
 def _change(model: Model, update: Tensors) -> dict[str, Tensor]:
@@ -163,12 +156,10 @@ def _is_found(text: tuple[int, ...], found: set[tuple[int, ...]], longest: int) 
     return any(text[: len(text) - lacking][:longest] in found for lacking in range(TOKENS + 1))
 
 
-def _nearest(tokenizer: Any, texts: Sequence[tuple[int, ...]], found: Sequence[tuple[int, ...]]) -> float:
+def _nearest(wanted: Sequence[str], found: Sequence[str]) -> float:
     """Returns ROUGE-L of each text with the nearest of those found, mean over texts."""
-    words = [tokenizer.decode(own) for own in found]
     best = [
-        max(overlap_scores([each], [tokenizer.decode(text)], rouge=("rougeL",))["rougeL"] for each in words)
-        for text in texts
+        max(overlap_scores([each], [text], rouge=("rougeL",))["rougeL"] for each in found) for text in wanted
     ]
     return sum(best) / len(best)
 

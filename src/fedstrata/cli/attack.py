@@ -187,7 +187,6 @@ def span(
 
     from fedstrata.auditing import text_recovery  # noqa: PLC0415
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
-    from fedstrata.engine.prepare import prepare  # noqa: PLC0415
 
     console = Console(quiet=as_json)
     say(console, "preparing the data and the model ...")
@@ -207,10 +206,9 @@ def span(
         table.add_row(*(_cell(row[name]) for name in text_recovery.COLUMNS))
     console.print(table)
     if show_text:
-        tokenizer = prepare(source).model.tokenizer
         for own in found:
-            for tokens in own.found:
-                say(console, f"{own.seen}: {tokenizer.decode(tokens)!r}")
+            for text in own.found:
+                say(console, f"{own.seen}: {text!r}")
     say(console, f"recovery.json in {out}")
 
 

@@ -379,13 +379,13 @@ class DocumentClassification(LabelFloors, LabellingTask):
         """Pools logits over each document's windows: (windows, labels) to (documents, labels) float32."""
         return pool(logits.float(), batch["document"], len(batch["labels"]), self.pooling)
 
-    def _decided(self, documents: Sequence[Document]) -> np.ndarray:
+    def _decided(self, documents: Sequence[Document]) -> np.ndarray | None:
         """Returns which labels are known of each document that is scored, (documents, labels) bool.
 
-        A document that has its one label has no other one, whatever somebody looked for.
+        None stands for all: one that has its one label has no other one, whatever somebody looked for.
         """
         if self._one_each:
-            return np.ones((len(documents), len(self.classes)), dtype=bool)
+            return None
         looked = [document.looked_for(self.classes) for document in documents]
         return np.array(looked, dtype=bool).reshape(-1, len(self.classes))
 
