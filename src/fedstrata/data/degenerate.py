@@ -46,7 +46,7 @@ def _lacking(holdings: Holdings, *, hide: bool) -> Iterator[str]:
         without = [name for name, each in own.items() if not any(each.decided[kind])]
         if without and len(without) < len(own):
             sizes = [f"{name} ({_told(len(own[name].decided[kind]), hide=hide)})" for name in without]
-            lacks = f"none of the training documents of {_named(sizes)} has a {what} that others learn"
+            lacks = f"none of the training documents of {named(sizes)} has a {what} that others learn"
             yield f"{lacks}: it counts as absent there"
 
 
@@ -60,13 +60,13 @@ def unmentioned(documents: Iterable[Document], task: Task) -> Iterator[str]:
     kinds = [kind for kind in ("spans", "relations") if kind in task.finds]
     missing = types_missing(documents, kinds, task.known_types) if task.knows_partial_annotation else {}
     if sites := {site: own for site, own in missing.items() if site and kinds and own[1]}:
-        told = [f"{site} ({_named(lacking)})" for site, (lacking, _) in sites.items()]
+        told = [f"{site} ({named(lacking)})" for site, (lacking, _) in sites.items()]
         line = ", ".join(
             f"{as_yaml(site)}: [{', '.join(map(as_yaml, others))}]"
             for site, (_, others) in list(sites.items())[:NAMED]
         )
         yield (
-            f"types that are learnt and that a site has nowhere: {_named(told)}; they count as absent there. "
+            f"types that are learnt and that a site has nowhere: {named(told)}; they count as absent there. "
             f"Where nobody looked for them, write data.annotates: {{{line}}}"
         )
 
@@ -82,10 +82,10 @@ def _one_class(holdings: Holdings) -> Iterator[str]:
             yield f"every {_WORDS[part]} document has the label {label!r} alone: to say so always {said}"
         elif labels and part == TRAIN:
             each = [f"{name} ({label!r})" for name, label in labels.items()]
-            yield f"every training document has one and the same label at {_named(each)}"
+            yield f"every training document has one and the same label at {named(each)}"
         related = [name for name, own in having.items() if len(_classes(own, PAIRS)) == 1 and _related(own)]
         if related:
-            where = "" if len(related) == len(having) else f" at {_named(related)}"
+            where = "" if len(related) == len(having) else f" at {named(related)}"
             yield (
                 f"every pair of mentions that is asked about in {_WORDS[part]} documents is related{where}: "
                 f"to say so always {said}"
@@ -120,7 +120,7 @@ def _never_learnt(holdings: Holdings, *, served: bool) -> Iterator[str]:
             way = "other sites must have them" if served else "nothing of them can be learnt"
             yield (
                 f"{types} that validation or test documents have and no training document"
-                f"{' here' if served else ''}: {_named(list(map(repr, strangers)))}; {way}"
+                f"{' here' if served else ''}: {named(list(map(repr, strangers)))}; {way}"
             )
 
 
@@ -144,7 +144,7 @@ def _counted(found: Mapping[str, Repeated], *, hide: bool) -> str:
         counts = [f"{_told(count, hide=hide)} {how}" for count, how in kinds if count]
         if counts:
             told.append(f"{' and '.join(counts)} of {_told(own.documents, hide=hide)} at {name}")
-    return _named(told)
+    return named(told)
 
 
 def _told(count: int, *, hide: bool) -> str:
@@ -152,7 +152,7 @@ def _told(count: int, *, hide: bool) -> str:
     return f"fewer than {SMALL}" if known is None else f"{known:,}"
 
 
-def _named(names: Sequence[str]) -> str:
+def named(names: Sequence[str]) -> str:
     """Returns the first names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more

@@ -26,6 +26,7 @@ from fedstrata.engine.facts import OTHER, limit_facts
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
+from fedstrata.planning.leaks import leak_warnings
 from fedstrata.planning.privacy import PrivacyPlan, plan_privacy, privacy_warnings, sum_warnings
 from fedstrata.planning.rehearsal import SECONDS, rehearse
 from fedstrata.planning.survey import survey
@@ -105,7 +106,7 @@ class RunPlan:
         cut: Shares of documents and tokens that are not read, as in `summary.json`; null where all is.
         rehearsal: What the estimates rest on.
         limit: How far `data.limit` has cut the documents down; null without.
-        warnings: What will not fit or not happen.
+        warnings: What will not fit, not happen, or give texts away.
     """
 
     name: str
@@ -208,6 +209,7 @@ def _assemble(
             *_warnings(estimate, memory, disk),
             *(privacy_warnings(privacy) if privacy else ()),
             *sum_warnings(experiment),
+            *leak_warnings(estimate),
             *data_lines(corpus),
         ),
     )

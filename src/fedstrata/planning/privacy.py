@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedstrata.client.site import Site
+from fedstrata.data.degenerate import named
 from fedstrata.engine.budgets import room_for
 from fedstrata.engine.facts import joint_facts
 from fedstrata.engine.prepare import Experiment
@@ -294,10 +295,9 @@ def _hopeless(plan: PrivacyPlan) -> str:
 def _unit_warnings(plan: PrivacyPlan) -> Iterator[str]:
     fewer = {name: own for name, own in plan.clients.items() if own.found < FEW * own.declared}
     if fewer:
-        told = ", ".join(f"{name} {own.found} of {own.declared}" for name, own in list(fewer.items())[:5])
-        more = f" and {len(fewer) - 5} more" if len(fewer) > 5 else ""
+        told = named([f"{name} {own.found} of {own.declared}" for name, own in fewer.items()])
         yield (
-            f"fewer {plan.unit}s than declared ({told}{more}): steps see fewer than privacy.expected_batch "
+            f"fewer {plan.unit}s than declared ({told}): steps see fewer than privacy.expected_batch "
             "and are divided by it all the same, so that the noise weighs more than it has to"
         )
 

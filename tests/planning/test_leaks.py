@@ -1,0 +1,234 @@
+"""What a plan says of texts that a run gives away: of whom, by which numbers, and of whom not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import TINY, Call
+
+from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Plan
+from fedstrata.engine.prepare import prepare
+from fedstrata.engine.sites import sites_of
+from fedstrata.planning.estimate import Estimate
+from fedstrata.planning.leaks import leak_warnings
+from fedstrata.planning.measurements import Rehearsed, RoundCost, Timed, Turn
+from fedstrata.planning.survey import survey
+
+SMALL = (*TINY, "data.synthetic.notes=12", "task.max_length=32")
+WIDTH = 32
+SGD = "training.optimizer=sgd"
+TOP = "method={name: layer_skipping, top: 1}"
+FEDAVG = "method={name: fedavg}"
+SUMMED = "privacy={secure_aggregation: true}"
+PRIVATE = (
+    "task.types=[problem, test, treatment, drug]",
+    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, sigma: 1, "
+    "delta: 0.001, expected_batch: 4, steps: 3}",
+)
+BERT = "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
+BERT += "num_attention_heads: 4}"
+
+
+def estimate_of(*overrides: str, tokens: Sequence[int] = ()) -> Estimate:
+    """Returns a run, of clients of so many tokens; what it sends is asked of its method and not rehearsed."""
+    experiment = prepare(read_source(None, [*SMALL, *overrides]))
+    surveyed = survey(experiment)
+    if tokens:
+        counted = zip(surveyed.workloads, tokens, strict=True)
+        workloads = tuple(replace(workload, tokens=count) for workload, count in counted)
+        surveyed = replace(surveyed, workloads=workloads)
+    method, model = experiment.method, experiment.model
+    plan = Plan(method.start(model).tensors)
+    trained = model.tensors(method.trainable(model.layout))
+    sent = method.sends("train", plan, {"loss": 0.5}, trained, model.layout)
+    turns = [Turn(number, "site-1", [Timed(1, 1.0)]) for number in (1, 2)]
+    costs = [RoundCost(1.0, 1.0, 0.0, 0.0)] * 2
+    return Estimate(experiment, surveyed, Rehearsed(turns, costs, up=dict.fromkeys(sent, 1)))
+
+
+def leaks_of(*overrides: str, tokens: Sequence[int] = ()) -> list[str]:
+    """Returns by the names of the attacks that show them what a plan says of such a run."""
+    return list(leak_warnings(estimate_of(*overrides, tokens=tokens)))
+
+
+def shown_by(warnings: Sequence[str]) -> list[str]:
+    return [
+        found for each in warnings for found in re.findall(r"fedstrata attack (\w+) CONFIG shows it$", each)
+    ]
+
+
+def test_a_client_of_fewer_tokens_than_layers_are_wide_is_named() -> None:
+    (warning,) = leaks_of(TOP, SGD, tokens=[WIDTH - 1, WIDTH, 500])
+    assert "layer_skipping trains by SGD" in warning
+    assert "(site-1 31), fewer than the 32 numbers that the lowest trained layers read of each" in warning
+    assert "read texts token by token" in warning
+    assert shown_by([warning]) == ["span"]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        pytest.param((TOP, "training.optimizer=adamw"), id="Adam"),
+        pytest.param((TOP, SGD, *PRIVATE), id="differential privacy"),
+        pytest.param(("method={name: local_only}", SGD), id="nothing is sent"),
+        pytest.param(("method={name: fedlora}", "training.optimizer=adamw"), id="Adam and an adapter"),
+    ],
+)
+def test_few_tokens_where_nothing_can_be_read_are_not_warned_of(overrides: tuple[str, ...]) -> None:
+    assert leaks_of(*overrides, tokens=[1, 1, 1]) == []
+
+
+def test_notes_that_are_pooled_travel_themselves_and_are_not_warned_of() -> None:
+    assert leaks_of("method={name: centralized}", SGD, tokens=[1]) == []
+
+
+def test_as_many_tokens_as_layers_are_wide_are_not_warned_of() -> None:
+    assert leaks_of(TOP, SGD, tokens=[WIDTH] * 3) == []
+
+
+def test_epochs_make_no_more_tokens_and_those_counted_are_those_trained_on() -> None:
+    estimate = estimate_of(TOP, SGD, "training.epochs=3")
+    for site in sites_of(estimate.experiment)[1]:
+        batch = site.task.collate(site.encode())
+        assert estimate.workloads[site.id].tokens == int(batch["attention_mask"].sum())
+
+
+def test_of_an_adapter_the_rank_of_what_is_sent_counts() -> None:
+    """Queries, keys and values read the same, so that three times the rank of each is sent of it."""
+    lora = ("method={name: fedlora}", "adapter={kind: lora, rank: 2, targets: [q_proj, k_proj, v_proj]}", SGD)
+    (warning,) = leaks_of(*lora, tokens=[5, 6, WIDTH - 1])
+    assert "(site-1 5), fewer than 6, the rank of what the lowest trained layers send" in warning
+
+
+def test_in_an_encoder_texts_can_be_tried_and_not_read() -> None:
+    (warning,) = leaks_of(TOP, SGD, BERT, tokens=[WIDTH - 1, 500, 500])
+    assert "tell if a text that it guesses is there" in warning
+    assert "token by token" not in warning
+
+
+def test_in_a_secure_sum_the_tokens_of_all_its_clients_count() -> None:
+    assert leaks_of(TOP, SGD, SUMMED, tokens=[10, 11, 11]) == []
+    (warning,) = leaks_of(TOP, SGD, SUMMED, tokens=[10, 11, 10])
+    assert "the secure sum of 3 clients in round 1 is made of 31 tokens" in warning
+    assert "if not whose" in warning
+    assert "site-" not in warning
+    assert shown_by([warning]) == ["span"]
+
+
+def test_of_sums_of_other_clients_in_every_round_the_one_of_fewest_tokens_counts() -> None:
+    tokens = [1, 2, 4, 8, 16]
+    overrides = (TOP, SGD, SUMMED, "data.synthetic.sites=5", "federation={rounds: 4, sample: 0.6}")
+    estimate = estimate_of(*overrides, tokens=tokens)
+    known = dict(zip(estimate.workloads, tokens, strict=True))
+    sums = [sum(known[client] for client in clients) for clients in estimate.sampled]
+    assert len(set(sums)) > 1
+    (warning,) = leak_warnings(estimate)
+    assert f"3 clients in round {sums.index(min(sums)) + 1} is made of {min(sums)} tokens" in warning
+    estimate.delivered[sums.index(min(sums))] = ["site-1"]  # of which nothing is unmasked
+    (warning,) = leak_warnings(estimate)
+    assert f"is made of {sorted(sums)[1]} tokens" in warning
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_a_method_that_sends_the_word_embedding_names_words(optimizer: str) -> None:
+    estimate = estimate_of(FEDAVG, f"training.optimizer={optimizer}", tokens=[500] * 3)
+    (warning,) = leak_warnings(estimate)
+    count = len(estimate.experiment.model.tokenizer)
+    assert "fedavg sends each client's changes of the word embedding" in warning
+    assert f"of {count:,} tokens the server can name those of site-1, site-2, site-3" in warning
+    assert "words that were read alone change" in warning
+    assert shown_by([warning]) == ["invert"]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        ("method={name: fedper}", True),
+        ("method={name: fedtlu, portion: 0.5, selection: exact}", True),
+        ("method={name: fedlora}", False),
+        ("method={name: layer_skipping, top: 2}", False),
+        ("method={name: local_only}", False),
+    ],
+)
+def test_what_travels_decides_whether_words_are_named(method: str, words: bool) -> None:
+    assert shown_by(leaks_of(method)) == ["invert"] * words
+
+
+def test_few_tokens_and_the_embedding_are_two_leaks_and_adam_leaves_the_second() -> None:
+    assert shown_by(leaks_of(FEDAVG, SGD, tokens=[1, 500, 500])) == ["span", "invert"]
+    assert shown_by(leaks_of(FEDAVG, tokens=[1, 500, 500])) == ["invert"]
+    assert leaks_of(FEDAVG, SGD, *PRIVATE, tokens=[1, 500, 500]) == []
+
+
+def test_words_in_a_secure_sum_are_nobody_s() -> None:
+    (warning,) = leaks_of(FEDAVG, SUMMED)
+    assert "all clients' summed changes of the word embedding" in warning
+    assert "if not whose they are" in warning
+    assert "site-" not in warning
+
+
+def test_words_of_an_embedding_that_is_the_output_layer_too_stand_out() -> None:
+    (warning,) = leaks_of(FEDAVG, "task={name: lm, max_length: 32}", "data.types=null")
+    assert "the rows of words that were read change most" in warning
+
+
+def test_of_many_clients_the_first_are_named() -> None:
+    (warning,) = leaks_of(TOP, SGD, "data.synthetic.sites=7", tokens=[3, 4, 5, 6, 7, 8, 9])
+    assert "(site-1 3, site-2 4, site-3 5, site-4 6, site-5 7 and 2 more)" in warning
+
+
+def test_hidden_states_without_noise_are_warned_of_by_the_blocks_in_front_of_them() -> None:
+    cuts = "cuts: {site-2: {front: 1, back: 1}}"
+    found = leaks_of(f"method={{name: fl_llama, front: 0, back: 1, {cuts}}}", SGD, tokens=[1, 1, 1])
+    assert shown_by(found) == ["hidden", "hidden"]
+    assert "of site-1, site-3 behind 0 blocks" in found[0]
+    assert "nearest embedding" in found[0]
+    assert "of site-2 behind 1 block " in found[1]
+
+
+@pytest.mark.parametrize(("scale", "warned"), [(0.0, 1), (0.1, 0)])
+def test_noise_on_hidden_states_is_looked_at(scale: float, warned: int) -> None:
+    found = leaks_of(f"method={{name: fl_llama, front: 0, noise: {{scale: {scale}}}}}")
+    assert shown_by(found) == ["hidden"] * warned
+
+
+@pytest.fixture
+def sentences(tmp_path: Path) -> str:
+    """Three sites of one short sentence each to train on."""
+    texts = ("He was given insulin.", "CT was normal.", "No fever or chills.")
+    lines = [
+        {"id": f"{site}-{part}", "site": f"site-{site}", "text": text, "metadata": {"split": part}}
+        for site, text in enumerate(texts, start=1)
+        for part in ("train", "validation", "test")
+    ]
+    file = tmp_path / "notes.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return "data={format: jsonl, path: " + str(file) + ", split: {by: document}}"
+
+
+@pytest.mark.slow
+def test_what_the_command_warns_of_the_attack_that_it_names_does(
+    sentences: str, tmp_path: Path, call: Call
+) -> None:
+    causal = ("task={name: lm, max_length: 24}", "training.learning_rate=0.1", "federation.rounds=1")
+    chosen = [*(each for each in TINY if not each.startswith(("data", "task"))), sentences, *causal, TOP, SGD]
+    told = call("plan", *chosen, "--json", "--seconds", "0")
+    assert told.status == 0, told.err
+    (warning,) = (each for each in json.loads(told.out)["warnings"] if "attack" in each)
+    assert re.search(r"\(site-1 \d+, site-2 \d+, site-3 \d+\), fewer than the 32 numbers", warning)
+    shown = call("plan", *chosen, "--seconds", "0")
+    assert f"warning: {warning}" in " ".join(shown.out.split())
+    (attack,) = shown_by([warning])
+    found = call("attack", attack, *chosen, "--json", "--out", str(tmp_path / "out"))
+    assert found.status == 0, found.err
+    read = {row["seen"]: row for row in json.loads(found.out) if row["seen"].startswith("site-")}
+    assert len(read) == 3
+    for site, row in read.items():
+        assert row["recovered"] == row["texts"] > 0
+        assert f"{site} {row['tokens']}" in warning
