@@ -1,4 +1,8 @@
-"""What a curious server reads in the first round of whole runs: everything, or nothing, and what is said."""
+"""What a curious server reads in the first round of whole runs: everything, or nothing, and what is said.
+
+The gates: an undefended round is read to its last text, or the attack is broken; under differential privacy,
+and in a secure sum of more tokens than layers are wide, nothing is.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,8 @@ from pathlib import Path
 import pytest
 from support import Call
 
-from fedstrata.auditing.text_recovery import SUM, Recovery, audit_recovery
+from fedstrata.auditing.observed_run import SUM, observe_round
+from fedstrata.auditing.text_recovery import Recovery, recoveries
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 
@@ -29,13 +34,20 @@ def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "id": f"{site}-{number}",
             "site": site,
             "text": text,
+            "labels": ["a" if number else "b"],
             "metadata": {"split": "train", "patient": text},
         }
         for site, own in NOTES.items()
         for number, text in enumerate(own)
     ]
     lines += [
-        {"id": f"{site}-{part}", "site": site, "text": f"{site} {part}", "metadata": {"split": part}}
+        {
+            "id": f"{site}-{part}",
+            "site": site,
+            "text": f"{site} {part}",
+            "labels": ["a"],
+            "metadata": {"split": part},
+        }
         for site in NOTES
         for part in ("validation", "test")
     ]
@@ -57,12 +69,22 @@ def settings(notes: Path, *overrides: str) -> list[str]:
 
 def read(notes: Path, *overrides: str) -> dict[str, Recovery]:
     source = read_source(None, settings(notes, *overrides))
-    return {own.seen: own for own in audit_recovery(source, 20, lambda event, facts: None)}
+    return {own.seen: own for own in recoveries(observe_round(source, lambda event, facts: None), 20)}
 
 
 @pytest.mark.slow
-def test_an_undefended_round_gives_everything_away(notes: Path) -> None:
-    found = read(notes, *SGD, "training.epochs=3")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("training.epochs=3",),
+        ("method={name: fedavg}",),
+        ("method={name: fedtlu}",),
+        ("method={name: fedlora}", "adapter={kind: lora, rank: 64}"),
+    ],
+    ids=["top blocks, steps", "whole model", "changes", "adapters of a rank above the tokens"],
+)
+def test_an_undefended_round_gives_everything_away(notes: Path, overrides: tuple[str, ...]) -> None:
+    found = read(notes, *SGD, *overrides)
     assert found.keys() == {*NOTES, SUM}
     assert all(own.exact == own.texts > 0 for own in found.values())
     assert all(own.rouge == 1.0 for own in found.values())
@@ -77,16 +99,48 @@ def test_with_a_secure_sum_the_server_reads_the_sum_alone(notes: Path) -> None:
 
 
 @pytest.mark.slow
-def test_more_tokens_than_layers_are_wide_give_nothing_away() -> None:
+@pytest.mark.parametrize("secure", [False, True], ids=["alone", "secure sum"])
+def test_more_tokens_than_layers_are_wide_give_nothing_away(secure: bool) -> None:
     overrides = [
         *("data={format: synthetic, synthetic: {sites: 3, notes: 12}}", "task={name: lm, max_length: 48}"),
         *("method={name: layer_skipping, top: 2}", "training.epochs=1", "federation.evaluate_every=100"),
+        f"privacy={{mechanism: none, secure_aggregation: {secure}}}",
     ]
     source = read_source(None, [*overrides, *SGD])
-    for own in audit_recovery(source, 20, lambda event, facts: None):
-        assert own.tokens > own.width == 192
-        assert (own.exact, own.rank, own.rouge) == (0, None, 0.0)
+    found = list(recoveries(observe_round(source, lambda event, facts: None), 20))
+    assert [own.seen for own in found][-1] == SUM
+    assert len(found) == (1 if secure else 4)
+    for own in found:
+        assert own.tokens > own.directions == 192
+        assert (own.exact, own.rank, own.rouge, own.named) == (0, None, 0.0, 0.0)
         assert own.why.startswith(f"information: {own.tokens:,} tokens fill all 192 directions")
+
+
+@pytest.mark.slow
+def test_adapters_of_few_rows_give_no_text_away(notes: Path) -> None:
+    """One step of LoRA moves B alone, which reads 8 numbers of a token."""
+    for own in read(notes, *SGD, "method={name: fedlora}").values():
+        assert own.tokens > 8
+        assert (own.exact, own.named, own.rank) == (0, 0.0, None)
+        assert own.why.startswith("information: ")
+
+
+@pytest.mark.slow
+def test_an_encoder_that_trains_whole_names_tokens_by_place(notes: Path) -> None:
+    """Its first block reads a token and its place; behind frozen blocks it would have read the whole text."""
+    encoder = (
+        "model={name: tiny, init: random, tokenizer: {train: bytes, vocabulary: 400}, config: {model_type: "
+        "bert, hidden_size: 128, num_hidden_layers: 2, num_attention_heads: 2, intermediate_size: 128, "
+        "max_position_embeddings: 64, hidden_dropout_prob: 0.0, attention_probs_dropout_prob: 0.0}}"
+    )
+    task = "task={name: classify, labels: [a, b], max_length: 24, stride: 8}"
+    whole, top = (
+        read(notes, encoder, task, *SGD, f"method={method}")
+        for method in ("{name: fedavg}", "{name: layer_skipping, top: 1}")
+    )
+    assert all(own.named == 1.0 for own in whole.values())
+    assert all(own.exact == 0 and own.named == 0.0 for own in top.values())
+    assert all(own.why.startswith("compute: what a layer reads") for own in top.values())
 
 
 @pytest.mark.slow
@@ -124,8 +178,9 @@ def test_the_command_writes_numbers_and_shows_text_only_where_it_is_asked_to(
     done = call(*command)
     assert done.status == 0, done.err
     assert "1 of 1 texts found" in done.out
-    written = (tmp_path / "out" / "recovery.json").read_text()
-    assert [row["recovered"] for row in json.loads(written)] == [1]
+    written = "".join((tmp_path / "out" / f"span.{ending}").read_text() for ending in ("json", "md"))
+    facts = json.loads((tmp_path / "out" / "span.json").read_text())
+    assert [row["recovered"] for row in facts["found"]] == [1]
     assert not any(text in done.out + done.err + written for own in NOTES.values() for text in own)
     shown = call(*command, "--show-text")
     told = " ".join(shown.out.split())

@@ -13,7 +13,7 @@ from support import RunTiny
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.ledger_summary import sent_by_all
 from fedstrata.record.privacy import epsilon_rows, spent_by
-from fedstrata.record.privacy_statement import statement, write_statement
+from fedstrata.record.privacy_statement import statement
 from fedstrata.record.report import write_report
 from fedstrata.record.table import CellResult, RowResult, tabulate
 from fedstrata.record.table_text import grid, notes
@@ -125,10 +125,8 @@ def test_names_do_not_break_the_tables(events: Any) -> None:
     assert "| a \\| b |" in (statement(told) or "")
 
 
-def test_without_privacy_nothing_is_stated(events: Any, tmp_path: Path) -> None:
+def test_without_privacy_nothing_is_stated(events: Any) -> None:
     assert statement(events()) is None
-    write_statement(events(), tmp_path / "privacy.md")
-    assert not (tmp_path / "privacy.md").exists()
 
 
 def test_an_epsilon_that_nothing_bounds_is_no_number(events: Any) -> None:

@@ -1,22 +1,26 @@
 """A run that is watched: somebody sees every plan and every update, and then the final model."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import ceil, inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedstrata.client.turn import Done, Failed, Order
-from fedstrata.core.errors import ClientsLostError, FedstrataError, Problem
+from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError, Problem
+from fedstrata.core.settings.source import Source
 from fedstrata.core.types import Plan, State, Tensors, Update
 from fedstrata.engine.local import LocalEngine
-from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run import Run
+from fedstrata.engine.sites import sites_of
+from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.canaries import Canaries
 from fedstrata.privacy.attacks.membership import UpdateScores, losses, ridge_of
 from fedstrata.record.log import Listener
@@ -160,6 +164,121 @@ class CanaryRun(WatchedRun):
         self.by_losses = self.by_losses - self._losses()
         self.experiment.model.restore()
         return super()._finish(state)
+
+
+SUM = "all clients, summed"
+"""What a server sees of a round with secure aggregation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a server sees of one client, or of all of them together.
+
+    Attributes:
+        name: The client's, or `SUM`.
+        plan: What came with the plan.
+        tensors: The update, or the mean of all.
+        examples: What was trained on, as the task encodes it: what the server does not know.
+        clients: Of how many clients it is.
+    """
+
+    name: str
+    plan: Tensors
+    tensors: Tensors
+    examples: Sequence[Any]
+    clients: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedRound:
+    """The first round of a run, as an honest but curious server sees it.
+
+    Attributes:
+        experiment: The experiment.
+        seen: What was sent by each client, and their sum where there are several; with secure aggregation
+            the sum alone.
+    """
+
+    experiment: Experiment
+    seen: Sequence[Seen]
+
+    @property
+    def made_up(self) -> bool:
+        """Whether its texts are synthetic, so that everybody may see them."""
+        return self.experiment.settings.data.format == "synthetic"
+
+    def rate(self, seen: Seen) -> float | None:
+        """Returns what gradients were multiplied by until they became a change; none with Adam.
+
+        The server knows the settings, and how many examples clients count. Clipped gradients make it less.
+        """
+        training = self.experiment.settings.training
+        if training.optimizer != "sgd":
+            return None
+        steps = ceil(len(seen.examples) / seen.clients / training.batch_size / training.accumulation)
+        return training.learning_rate * training.epochs * steps
+
+    def changes(self) -> Iterator[tuple[Seen, Mapping[str, Tensor]]]:
+        """Yields what the server sees with what it is a change by, while the model holds what came before."""
+        model = self.experiment.model
+        for own in self.seen:
+            model.restore()
+            model.load_known(own.plan)
+            model.module.train(False)
+            changes = own.name != SUM and self.experiment.method.sends_changes
+            yield own, change_of(model, own.tensors, changes=changes)
+        model.restore()
+
+
+def observe_round(source: Source, listen: Listener) -> ObservedRound:
+    """Makes the first round of a run in a scratch folder, and keeps what leaves its clients.
+
+    Args:
+        source: The run's configuration.
+        listen: Told of the run's events.
+
+    Raises:
+        ConfigurationError: The configuration is wrong, or its updates cannot be attacked.
+        FedstrataError: The run failed.
+    """
+    experiment = prepare(source)
+    if problems := divided(experiment):
+        raise ConfigurationError(source.located(problems))
+    one_round = experiment.settings.federation.model_copy(update={"rounds": 1})
+    settings = experiment.settings.model_copy(update={"federation": one_round})
+    experiment = replace(experiment, settings=settings, workers=1)
+    examples = {site.id: site.encode() for site in sites_of(experiment)[1]}
+    found: dict[str, Seen] = {}
+
+    def watch(client: str, plan: Plan, update: Tensors) -> None:
+        known = {name: tensor.clone() for name, tensor in plan.tensors.items()}
+        found.setdefault(client, Seen(client, known, update, examples[client]))
+
+    with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
+        run = WatchedRun(experiment, Path(folder), listen, watch)
+        run_to_its_end(run)
+    hidden, seen = experiment.settings.privacy.secure_aggregation, list(found.values())
+    together = []
+    if hidden or len(seen) > 1:
+        everything = [example for own in seen for example in own.examples]
+        together.append(Seen(SUM, seen[0].plan, run.last.tensors, everything, len(seen)))
+    return ObservedRound(experiment, [*(() if hidden else seen), *together])
+
+
+def change_of(model: Model, update: Tensors, *, changes: bool) -> dict[str, Tensor]:
+    """Returns what parameters of a model are changed by, float32; what else an update holds is left out.
+
+    Args:
+        model: The model, with the values of the plan.
+        update: What was sent.
+        changes: Whether that are changes already (`Method.sends_changes`).
+    """
+    known = model.tensors(model.layout.all)
+    return {
+        name: tensor.float() if changes else tensor.float() - known[name].float().to(tensor.device)
+        for name, tensor in update.items()
+        if name in known and tensor.is_floating_point() and tensor.shape == known[name].shape
+    }
 
 
 def canary_run(experiment: Experiment, canaries: Canaries, listen: Listener) -> CanaryRun:

@@ -7,28 +7,32 @@ aggregation their sum alone, and knows the model that the plan is of. It looks f
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from fedstrata.auditing.observed_run import WatchedRun, divided, run_to_its_end
-from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import Source
-from fedstrata.core.types import Plan, Tensors
-from fedstrata.engine.prepare import Experiment, prepare
-from fedstrata.engine.sites import sites_of
+from fedstrata.auditing.observed_run import SUM, ObservedRound, Seen
+from fedstrata.core.task import Task
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.models.state import Model
-from fedstrata.privacy.attacks.span import reader_of, search
-from fedstrata.record.log import Listener
+from fedstrata.privacy.attacks.search import Text, arranged, bag_of, search_span
+from fedstrata.privacy.attacks.span import Reader, Span, readers_of
+from fedstrata.record.findings import Finding, Reading
+from fedstrata.record.words import duration
 
-SUM = "all clients, summed"
-"""What the server sees of a round with secure aggregation."""
 TOKENS = 1
 """Tokens that a text may lack at its end: nothing comes back from the last one of a language model."""
+COLUMNS = ("seen", "texts", "tokens", "directions", "rank", "tokens\nread", "texts\nread", "ROUGE-L")
+"""The columns of the table."""
+TITLE = "texts found in the updates of one round"
+"""The title of the table."""
+FEW = 3
+"""Texts that are shown where nothing was read of any."""
+_BOTH_WAYS = (
+    "what a layer reads of a token depends on the whole text, so that all texts would have to be tried"
+)
+_TOO_MANY = "tokens are known, and there are too many ways to put texts together of them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,129 +43,192 @@ class Recovery:
         seen: Whose update it is, or `SUM`.
         texts: Texts that were trained on: windows, as the task makes them of documents.
         tokens: Their tokens.
-        width: Numbers that the layers which were looked at read of a token; 0 if there are none.
-        rank: Dimensions of the space of what they read; none where they fill all.
+        directions: How many dimensions the change of the layers that were looked at can have; 0 if there are
+            none.
+        rank: Dimensions of the space of what they read; none where it fills all.
         exact: Texts that were found from beginning to end.
+        named: The share of their tokens that were found, at their places where places can be told.
         rouge: ROUGE-L of each text with the nearest of what was found, mean; 0 where nothing was found.
-        why: In words, why no text could be looked for; empty where one could.
+        why: In words, why texts could not be found; empty where some could.
         seconds: How long it took.
-        found: The texts that were found.
+        readings: Every text with what is nearest to it of what was found.
     """
 
     seen: str
     texts: int
     tokens: int
-    width: int
+    directions: int
     rank: int | None
     exact: int
+    named: float
     rouge: float
     why: str
     seconds: float
-    found: Sequence[str]
+    readings: Sequence[Reading]
 
 
-def audit_recovery(source: Source, longest: int, listen: Listener) -> Iterator[Recovery]:
-    """Makes the first round of a run, and looks for texts in what leaves its clients.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What was found in one change: by which layers, the space, tokens by place, and texts."""
+
+    reader: Reader | None = None
+    span: Span | None = None
+    bag: Sequence[frozenset[int]] = ()
+    texts: Sequence[Text] = ()
+    why: str = ""
+
+
+def recoveries(observed: ObservedRound, longest: int) -> Iterator[Recovery]:
+    """Yields what texts are found in what a server sees of a round.
 
     Args:
-        source: The run's configuration.
+        observed: The round.
         longest: Tokens of a text that are looked for, at most.
-        listen: Told of the run's events.
-
-    Yields:
-        What was read of each client's update, and of their sum; with secure aggregation of the sum alone.
-
-    Raises:
-        ConfigurationError: The configuration is wrong, or cannot be attacked in this way.
-        FedstrataError: The run failed.
     """
-    experiment = prepare(source)
-    if problems := divided(experiment):
-        raise ConfigurationError(source.located(problems))
-    one_round = experiment.settings.federation.model_copy(update={"rounds": 1})
-    settings = experiment.settings.model_copy(update={"federation": one_round})
-    experiment = replace(experiment, settings=settings, workers=1)
-    texts = {site.id: texts_of(experiment, site.encode()) for site in sites_of(experiment)[1]}
-    plans: dict[str, Tensors] = {}
-    updates: dict[str, Tensors] = {}
-
-    def watch(client: str, plan: Plan, update: Tensors) -> None:
-        plans.setdefault(client, {name: tensor.clone() for name, tensor in plan.tensors.items()})
-        updates.setdefault(client, update)
-
-    with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
-        run = WatchedRun(experiment, Path(folder), listen, watch)
-        run_to_its_end(run)
-    model = experiment.model
-    if not experiment.settings.privacy.secure_aggregation:
-        for client, update in updates.items():
-            yield _read(model, client, plans[client], update, texts[client], longest)
-    if len(updates) > 1 or experiment.settings.privacy.secure_aggregation:
-        every = [text for client in updates for text in texts[client]]
-        yield _read(model, SUM, next(iter(plans.values())), run.last.tensors, every, longest)
+    model = observed.experiment.model
+    for seen, change in observed.changes():
+        started = time.perf_counter()
+        texts = texts_of(observed.experiment.task, seen)
+        found = _found(model, change, sum(map(len, texts)), longest)
+        yield _recovery(model, seen.name, texts, found, longest, time.perf_counter() - started)
 
 
-def texts_of(experiment: Experiment, examples: Sequence[Any]) -> list[tuple[int, ...]]:
-    """Returns the tokens of each row that examples are trained on as, without padding."""
+def texts_of(task: Task, seen: Seen) -> list[Text]:
+    """Returns the tokens of each row that somebody is trained on, without padding."""
     found = []
-    for example in examples:
-        batch = experiment.task.collate([example])
+    for example in seen.examples:
+        batch = task.collate([example])
         for ids, kept in zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True):
             found.append(tuple(ids[kept].tolist()))
     return found
 
 
-def _read(
-    model: Model, seen: str, plan: Tensors, update: Tensors, texts: Sequence[tuple[int, ...]], longest: int
+def _found(model: Model, change: Mapping[str, Tensor], tokens: int, longest: int) -> _Found:
+    """Looks for texts in a change: first which tokens are there, where that can be told, and then texts."""
+    readers = list(readers_of(model, change))
+    if not readers:
+        return _Found(why="no weight of a linear layer of a block travels")
+    spans = [(own, own.span_of(change)) for own in readers]
+    known = [(reader, span) for reader, span in spans if span is not None]
+    if not known:
+        most = max(own.directions for own in readers)
+        full = f"{tokens:,} tokens fill all {most} directions that a change can have"
+        none = "the change has no space of few directions"
+        return _Found(readers[0], why=f"information: {full if tokens >= most else none}")
+    bag: Sequence[frozenset[int]] = ()
+    for reader, span in known:
+        if reader.alone and not any(bag):
+            bag = bag_of(model, reader, span, longest=longest)
+    above = [(reader, span) for reader, span in known if not reader.alone]
+    reader, span = (above or known)[0]
+    if model.is_causal:
+        for reader, span in above:
+            if found := search_span(model, reader, span, longest=longest, bag=bag if any(bag) else None):
+                return _Found(reader, span, bag, found)
+        return _Found(reader, span, bag, why=_nothing(bag))
+    if not any(bag):
+        why = _nothing(bag) if any(own.alone for own, _ in known) else f"compute: {_BOTH_WAYS}"
+        return _Found(reader, span, why=why)
+    texts = arranged(model, bag, *(above[0] if above else (None, None)))
+    return _Found(reader, span, bag, texts or (), f"compute: {_TOO_MANY}" if texts is None else "")
+
+
+def _nothing(bag: Sequence[frozenset[int]]) -> str:
+    if any(bag):
+        return f"compute: {_TOO_MANY}"
+    return "information: no token gives what the space holds; inputs have moved, or dropout has changed them"
+
+
+def _recovery(
+    model: Model, seen: str, texts: Sequence[Text], found: _Found, longest: int, seconds: float
 ) -> Recovery:
-    """Looks for texts in what an update changes of a plan."""
-    started = time.perf_counter()
-    model.restore()
-    model.load_known(plan)
-    model.module.train(False)
-    change = _change(model, update)
-    reader = reader_of(model, change)
+    words, wanted = ([model.tokenizer.decode(text) for text in each] for each in (found.texts, texts))
+    scores = [[_overlap(each, text) for each in words] for text in wanted]
+    nearest = [max(range(len(words)), key=own.__getitem__) if words else None for own in scores]
+    best = [0.0 if at is None else own[at] for own, at in zip(scores, nearest, strict=True)]
     tokens = sum(map(len, texts))
-    width, rank, why, found = 0, None, "no weight of a linear layer of a block travels", []
-    if reader is not None:
-        width, span = reader.width, reader.span_of(change)
-        rank = None if span is None else span.rank
-        if span is None:
-            full = f"{tokens:,} tokens fill all {width} directions of what the layers read"
-            why = f"information: {full if tokens >= width else 'the change has no space of few directions'}"
-        elif not model.is_causal:
-            why = (
-                "compute: what a layer reads of a token depends on the whole text, so that all would be tried"
-            )
-        else:
-            why, found = "", search(model, reader, span, longest=longest)
-    model.restore()
-    exact = sum(_is_found(text, set(found), longest) for text in texts)
-    words, wanted = ([model.tokenizer.decode(text) for text in each] for each in (found, texts))
-    rouge = _nearest(wanted, words) if words else 0.0
-    seconds = time.perf_counter() - started
-    return Recovery(seen, len(texts), tokens, width, rank, exact, rouge, why, seconds, words)
+    return Recovery(
+        seen,
+        len(texts),
+        tokens,
+        0 if found.reader is None else found.reader.directions,
+        None if found.span is None else found.span.rank,
+        sum(_is_found(text, set(found.texts), longest) for text in texts),
+        _named(texts, found) / max(tokens, 1),
+        sum(best) / max(len(best), 1),
+        found.why,
+        seconds,
+        [
+            Reading(seen, text, "" if at is None else words[at])
+            for text, at in zip(wanted, nearest, strict=True)
+        ],
+    )
 
 
-def _change(model: Model, update: Tensors) -> dict[str, Tensor]:
-    known = model.tensors(model.layout.all)
-    return {
-        name: tensor.float() - known[name].float()
-        for name, tensor in update.items()
-        if name in known and tensor.is_floating_point() and tensor.shape == known[name].shape
-    }
+def _overlap(one: str, other: str) -> float:
+    return overlap_scores([one], [other], rouge=("rougeL",))["rougeL"]
 
 
-def _is_found(text: tuple[int, ...], found: set[tuple[int, ...]], longest: int) -> bool:
+def _named(texts: Sequence[Text], found: _Found) -> int:
+    """Returns how many tokens of texts were found, at their places where places can be told."""
+    pairs = {(place, token) for own in found.texts for place, token in enumerate(own)}
+    pairs |= {(place, token) for place, own in enumerate(found.bag) for token in own}
+    anywhere = found.bag[0] if len(found.bag) == 1 else frozenset[int]()
+    return sum(
+        token in anywhere or (place, token) in pairs for own in texts for place, token in enumerate(own)
+    )
+
+
+def _is_found(text: Text, found: set[Text], longest: int) -> bool:
     return any(text[: len(text) - lacking][:longest] in found for lacking in range(TOKENS + 1))
 
 
-def _nearest(wanted: Sequence[str], found: Sequence[str]) -> float:
-    """Returns ROUGE-L of each text with the nearest of those found, mean over texts."""
-    best = [
-        max(overlap_scores([each], [text], rouge=("rougeL",))["rougeL"] for each in found) for text in wanted
-    ]
-    return sum(best) / len(best)
+def finding_of(found: Sequence[Recovery], *, shown: bool) -> Finding:
+    """Returns what was found in the form that all attacks have.
+
+    Args:
+        found: It, at least one.
+        shown: Whether texts may be seen by everybody; without it none is in it.
+    """
+    whole = [own for own in found if own.exact == own.texts]
+    verdict = (
+        f"{sum(own.exact for own in found)} of {sum(own.texts for own in found)} texts were read "
+        f"from beginning to end, {len(whole)} of {len(found)} times all of them"
+    )
+    seconds = duration(sum(own.seconds for own in found))
+    return Finding(
+        "span",
+        TITLE,
+        COLUMNS,
+        [_cells(own) for own in found],
+        [
+            "a server that follows the protocol and knows the model looked for texts in what left clients in "
+            f"the first round, {seconds}",
+            verdict,
+            *(f"{own.seen}: {own.why}" for own in found if own.why),
+            *(() if whole else ("that this attack finds nothing proves nothing: another one may read more",)),
+        ],
+        {"found": facts_of(found), "minutes": sum(own.seconds for own in found) / 60.0},
+        list(_telling(found)) if shown else (),
+    )
+
+
+def _telling(found: Sequence[Recovery]) -> Iterator[Reading]:
+    """Yields what is worth showing: texts of which something was read, or else some of which nothing was."""
+    alone = [own for own in found if own.seen != SUM] or list(found)
+    everything = [reading for own in alone for reading in own.readings]
+    yield from [own for own in everything if own.read] or everything[:FEW]
+
+
+def _cells(own: Recovery) -> tuple[str, ...]:
+    numbers = (own.texts, own.tokens, own.directions, "all" if own.rank is None else own.rank)
+    return (
+        own.seen,
+        *(f"{each:,}" if isinstance(each, int) else each for each in numbers),
+        f"{100 * own.named:.0f} %",
+        str(own.exact),
+        f"{own.rouge:.2f}",
+    )
 
 
 def facts_of(found: Sequence[Recovery]) -> list[dict[str, Any]]:
@@ -171,24 +238,13 @@ def facts_of(found: Sequence[Recovery]) -> list[dict[str, Any]]:
             "seen": own.seen,
             "texts": own.texts,
             "tokens": own.tokens,
-            "width": own.width,
+            "directions": own.directions,
             "rank": own.rank,
             "recovered": own.exact,
+            "tokens_read": own.named,
             "rouge_l": own.rouge,
             "why_not": own.why or None,
             "seconds": own.seconds,
         }
         for own in found
     ]
-
-
-COLUMNS: Mapping[str, str] = {
-    "seen": "seen",
-    "texts": "texts",
-    "tokens": "tokens",
-    "width": "width",
-    "rank": "rank",
-    "recovered": "recovered",
-    "rouge_l": "ROUGE-L",
-}
-"""The columns of the table, by the facts that they show."""

@@ -1,13 +1,16 @@
 """`fedstrata attack`: what a server could learn of what leaves clients.
 
-`attack hidden` reads texts back of a divided model's hidden states, `attack span` finds them in updates, and
-`attack membership` tells by updates who was trained on.
+`attack hidden` reads texts back of a divided model's hidden states, `attack span` finds them in updates,
+`attack invert` tells words and labels by rows of updates, and `attack membership` tells by updates who was
+trained on. What each finds is a `Finding`: of a run that is named alone it goes into its folder and its
+report.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,14 +18,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from fedstrata.cli.options import Arguments, Debug, configuration, sort_arguments
+from fedstrata.cli.options import Debug, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.settings.source import Source
 from fedstrata.display.tables import new_table, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedstrata.auditing.membership import Membership
+    from fedstrata.record.findings import Finding
 
 USUAL = "hidden"
 """The attack where none is named."""
@@ -34,6 +39,22 @@ RunOrSettings = Annotated[
         metavar="RUN|CONFIG.yaml|KEY.PATH=VALUE",
         help="A run's folder or a configuration, and settings that override it.",
         show_default=False,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for what is found; audits in the folder of a run that is named alone, else audits here.",
+        show_default=False,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
+ShowText = Annotated[
+    bool,
+    typer.Option(
+        "--show-text",
+        help="Show texts beside what was read of them, on the terminal and in the report: only where "
+        "everybody may see them. Texts of the synthetic corpus always are.",
     ),
 ]
 RaiseUnits = Annotated[
@@ -55,13 +76,14 @@ class Attacks(TyperGroup):
 
 
 app = typer.Typer(
-    cls=Attacks, help="Try what a server could learn of clients: hidden (if none is named), membership, span."
+    cls=Attacks,
+    help="Try what a server could learn of clients: hidden (if none is named), invert, membership, span.",
 )
 
 
 @app.command()
 def hidden(
-    arguments: Arguments = None,
+    arguments: RunOrSettings = None,
     front: Annotated[str, typer.Option(help="Values of p, the blocks below the server's.")] = "0,1,2,3",
     noise: Annotated[str, typer.Option(help="Scales of the noise.")] = "0,0.02,0.1,0.5",
     kind: Annotated[
@@ -79,40 +101,35 @@ def hidden(
     searched: Annotated[
         int, typer.Option(min=0, help="Tokens of a text that whoever has A searches for; 0: none.")
     ] = 16,
-    out: Annotated[Path, typer.Option(help="Folder for leakage.json and leakage.md.")] = Path("leakage"),
+    as_json: AsJson = False,
+    out: Out = None,
     debug: Debug = False,
 ) -> None:
     """Try to read clients' texts back from hidden states, as a server that colludes with one client could.
 
     Example: fedstrata attack hidden site.yaml --front 0,1,2 --noise 0,0.5
     """
-    file, overrides = sort_arguments(arguments or [])
-
     from rich.console import Console  # noqa: PLC0415 - heavy
-    from rich.table import Table  # noqa: PLC0415
 
     from fedstrata.engine.prepare import prepare  # noqa: PLC0415
     from fedstrata.engine.sites import sites_of  # noqa: PLC0415
     from fedstrata.privacy.attacks import leakage  # noqa: PLC0415
+    from fedstrata.record.findings import write_finding  # noqa: PLC0415
 
     fronts = [int(value) for value in _numbers("--front", front, whole=True)]
     target = leakage.Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs, sent, searched)
-    console = Console()
-    console.print("preparing the data and the model ...")
-    experiment = prepare(configuration(file, overrides))
-    attempts = []
+    console, (source, run) = Console(quiet=as_json), _asked(arguments)
+    say(console, "preparing the data and the model ...")
+    experiment = prepare(source)
+    attempts: list[leakage.Attempt] = []
     settings, clients = experiment.settings, [site.encode() for site in sites_of(experiment)[1]]
     for attempt in leakage.leakage_table(settings, experiment.task, experiment.model, clients, target):
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
-        console.print(f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens")
+        say(console, f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens")
         facts = {"sent": target.times(settings), "model": settings.model.title, "seed": settings.seed}
-        leakage.write_leakage(attempts, target, facts, out)
-    table = Table(*leakage.COLUMNS, title="read back, in hundredths")
-    for attempt in attempts:
-        table.add_row(*leakage.cells(attempt))
-    console.print(table)
-    console.print(f"leakage.json and leakage.md in {out}")
+        write_finding(leakage.finding_of(attempts, target, facts), _folder(out, run))  # each takes minutes
+    _tell(console, leakage.finding_of(attempts, target, facts), _folder(out, run), run, as_json=as_json)
 
 
 @app.command()
@@ -168,52 +185,95 @@ def membership(
 def span(
     arguments: RunOrSettings = None,
     longest: Annotated[int, typer.Option(min=2, help="Tokens of a text that are looked for, at most.")] = 64,
-    show_text: Annotated[
-        bool, typer.Option("--show-text", help="Print what was found; only where everybody may read it.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for recovery.json.")] = Path("recovery"),
+    show_text: ShowText = False,
+    as_json: AsJson = False,
+    out: Out = None,
     debug: Debug = False,
 ) -> None:
     """Look for clients' texts in the updates of the first round, as a curious server could.
 
-    The round is made anew in a scratch folder; nothing of it is kept, and no text is written.
+    The round is made anew in a scratch folder; nothing of it is kept.
 
     Example: fedstrata attack span site.yaml data.limit=2 training.optimizer=sgd
     """
-    file, overrides = sort_arguments(arguments or [])
-
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     from fedstrata.auditing import text_recovery  # noqa: PLC0415
-    from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.auditing.observed_run import observe_round  # noqa: PLC0415
 
-    console = Console(quiet=as_json)
+    console, (source, run) = Console(quiet=as_json), _asked(arguments)
     say(console, "preparing the data and the model ...")
-    source = configuration(_settings_of(file), overrides)
+    observed = observe_round(source, lambda event, facts: None)
     found = []
-    for own in text_recovery.audit_recovery(source, longest, lambda event, facts: None):
+    for own in text_recovery.recoveries(observed, longest):
         found.append(own)
         say(console, f"{own.seen}: {own.why or f'{own.exact} of {own.texts} texts found'}")
-    facts = text_recovery.facts_of(found)
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "recovery.json", [(json.dumps(facts, indent=2) + "\n").encode()])
+    finding = text_recovery.finding_of(found, shown=show_text or observed.made_up)
+    _tell(console, finding, _folder(out, run), run, as_json=as_json)
+
+
+@app.command()
+def invert(
+    arguments: RunOrSettings = None,
+    show_text: ShowText = False,
+    as_json: AsJson = False,
+    out: Out = None,
+    debug: Debug = False,
+) -> None:
+    """Tell by rows of the first round's updates which words and labels clients have, as a server could.
+
+    The round is made anew in a scratch folder; nothing of it is kept.
+
+    Example: fedstrata attack invert site.yaml 'method={name: fedavg}'
+    """
+    from rich.console import Console  # noqa: PLC0415 - heavy
+
+    from fedstrata.auditing import words_and_labels  # noqa: PLC0415
+    from fedstrata.auditing.observed_run import observe_round  # noqa: PLC0415
+
+    console, (source, run) = Console(quiet=as_json), _asked(arguments)
+    say(console, "preparing the data and the model ...")
+    observed = observe_round(source, lambda event, facts: None)
+    found = list(words_and_labels.inversions(observed))
+    finding = words_and_labels.finding_of(found, shown=show_text or observed.made_up)
+    _tell(console, finding, _folder(out, run), run, as_json=as_json)
+
+
+def _short(text: str) -> str:
+    return repr(textwrap.shorten(text, 300, placeholder=" ...")) if text else "nothing"
+
+
+def _asked(arguments: list[str] | None) -> tuple[Source, Path | None]:
+    """Returns the configuration that is attacked, and the folder of a run that is named alone."""
+    file, overrides = sort_arguments(arguments or [])
+    run = file if file is not None and file.is_dir() and not overrides else None
+    return configuration(_settings_of(file), overrides), run
+
+
+def _folder(out: Path | None, run: Path | None) -> Path:
+    """Returns where to write what is found."""
+    from fedstrata.record.findings import AUDITS  # noqa: PLC0415 - heavy
+
+    return out or (run / AUDITS if run else Path(AUDITS))
+
+
+def _tell(console: Console, finding: Finding, folder: Path, run: Path | None, *, as_json: bool) -> None:
+    """Writes and prints what was found; where it is of a run, in its report and its statement too."""
+    from fedstrata.auditing.published import publish  # noqa: PLC0415 - heavy
+
+    told = publish(finding, folder, run)
     if as_json:
-        typer.echo(json.dumps(facts, indent=2))
+        typer.echo(finding.as_json())
         return
-    table = new_table("texts found in updates", tuple(text_recovery.COLUMNS.values()), overflow="fold")
-    for row in facts:
-        table.add_row(*(_cell(row[name]) for name in text_recovery.COLUMNS))
+    table = new_table(finding.title, finding.columns, overflow="fold")
+    for row in finding.rows:
+        table.add_row(*row)
     console.print(table)
-    if show_text:
-        for own in found:
-            for text in own.found:
-                say(console, f"{own.seen}: {text!r}")
-    say(console, f"recovery.json in {out}")
-
-
-def _cell(value: float | str | None) -> str:
-    return "all" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+    for sentence in finding.says:
+        say(console, sentence)
+    for own in finding.readings:
+        say(console, f"{own.seen}: {_short(own.text)} was read as {_short(own.read)}")
+    say(console, f"written: {', '.join(map(str, told))}")
 
 
 def _show(console: Console, found: Membership) -> None:

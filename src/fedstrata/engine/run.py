@@ -27,11 +27,10 @@ from fedstrata.engine.scoring import ServerDocuments, due_for_scoring, scored_wh
 from fedstrata.engine.sites import drop_outs
 from fedstrata.privacy.central import noised_mean
 from fedstrata.privacy.groups import epsilon_at_two
-from fedstrata.privacy.ledger_summary import sent_by_all
+from fedstrata.privacy.ledger_summary import write_privacy_statement
 from fedstrata.privacy.randomness import randomness_of
 from fedstrata.privacy.sampling import poisson
 from fedstrata.record.log import Listener, RecordLog, committed_rounds, read_events
-from fedstrata.record.privacy_statement import write_statement
 from fedstrata.record.summary import summarise, trained_scores, write_summary
 
 EngineType = TypeVar("EngineType", bound=Engine)
@@ -307,8 +306,7 @@ class Run(Generic[EngineType]):
             both = epsilon_at_two(privacy, turns, pooled=pooled) if privacy.settings.by_unit else None
             facts = {"round": self.committed, "clients": spent, "at_two": both}
             self._emit("privacy", {**facts, "budget": self.engine.budget()})
-            events, sent = read_events(self.folder / "record.jsonl"), sent_by_all(self.folder)
-            write_statement(events, self.folder / "privacy.md", sent)
+            write_privacy_statement(self.folder)
         except Exception as error:  # the run's own end must not be hidden by this one
             reason = f"privacy.md could not be written ({type(error).__name__})"
             self._emit("warning", {"message": f"{reason}; what was spent is in record.jsonl"})

@@ -37,7 +37,7 @@ from fedstrata.models.state import Model
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.privacy import threshold_of
 from fedstrata.policies.select import tied_head
-from fedstrata.privacy.attacks.span import reader_of
+from fedstrata.privacy.attacks.span import readers_of
 from fedstrata.record.words import plural
 
 _NOISE = "differential privacy (privacy.mechanism)"
@@ -71,18 +71,17 @@ def _few_tokens(estimate: Estimate) -> Iterator[str]:
     if estimate.training.optimizer != "sgd":
         return
     experiment.model.module.train(False)
-    reader = reader_of(experiment.model, estimate.measured.up)
+    reader = next(readers_of(experiment.model, estimate.measured.up), None)
     if reader is None:
         return
-    rows = sum(layer.get_parameter("weight").numel() for layer in reader.layers.values()) // reader.width
-    most = min(rows, reader.width)
+    most = reader.directions
     bound = f"the {most:,} numbers that the lowest trained layers read of each"
-    if rows < reader.width:
+    if most < reader.width:
         bound = f"{most:,}, the rank of what the lowest trained layers send"
-    # In an encoder what is read of a token depends on the whole text.
+    # In an encoder what is read of a token depends on the whole text, but in its first block.
     read = (
         "read texts token by token"
-        if experiment.model.is_causal
+        if experiment.model.is_causal or reader.alone
         else "tell if a text that it guesses is there"
     )
     begin, command = f"{experiment.method.name} trains by SGD", "fedstrata attack span CONFIG shows it"

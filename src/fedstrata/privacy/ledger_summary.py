@@ -6,9 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from fedstrata.core.files import write_atomically
 from fedstrata.core.types import JSON
 from fedstrata.privacy.ledger import UNPROTECTED
 from fedstrata.privacy.ledger_verification import LEDGER, NOTHING, Line, read_ledger
+from fedstrata.record.findings import read_findings
+from fedstrata.record.log import read_events
+from fedstrata.record.privacy_statement import statement
 
 
 @dataclass
@@ -117,3 +121,19 @@ def sent_by_all(run: Path) -> list[Sent]:
     """
     ledgers = sorted(run.glob(f"clients/*/{LEDGER}"))
     return summary_of((line for each in ledgers for line in read_ledger(each)), by_round=False).sent
+
+
+def write_privacy_statement(run: Path) -> list[Path]:
+    """Writes `privacy.md` of a run directory, if the run has a mechanism; it appears complete or not at all.
+
+    Returns:
+        The file that was written, if any.
+
+    Raises:
+        LedgerError: A ledger is not what its client wrote.
+    """
+    events, sent = read_events(run / "record.jsonl"), sent_by_all(run)
+    if (text := statement(events, sent, list(read_findings(run)))) is None:
+        return []
+    write_atomically(run / "privacy.md", [text.encode()])
+    return [run / "privacy.md"]

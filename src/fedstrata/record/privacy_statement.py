@@ -6,12 +6,11 @@ It answers the questions that NIST SP 800-226, "Guidelines for Evaluating Differ
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from jinja2 import StrictUndefined, Template
 
-from fedstrata.core.files import write_atomically
+from fedstrata.record.findings import Finding
 from fedstrata.record.history import start_of
 from fedstrata.record.log import committed_rounds
 from fedstrata.record.privacy import largest, spent_by
@@ -21,13 +20,16 @@ NAMES = {"patient": "patient", "document": "document", "window": "window of a do
 """The units of privacy in words."""
 
 
-def statement(events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = ()) -> str | None:
+def statement(
+    events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = (), audits: Sequence[Finding] = ()
+) -> str | None:
     """Returns the statement of a run, whether it has ended or not; none for a run without a mechanism.
 
     Args:
         events: Its record.
         sent: What clients have sent by their ledgers, by kind (`fedstrata.privacy.ledger_summary.Sent`);
             nothing where they keep these themselves.
+        audits: What attacks on the run have found.
     """
     start = start_of(events)
     facts = (start or {}).get("privacy")
@@ -57,15 +59,10 @@ def statement(events: Sequence[Mapping[str, Any]], sent: Sequence[Any] = ()) -> 
         named=len(spent),
         scored=any("clients" in event for event in rounds),
         sent=sent,
+        audits=audits,
         epsilon=epsilon,
         left_of=left_of,
         plural=plural,
         size=size,
     )
     return visible(filled) + "\n"
-
-
-def write_statement(events: Sequence[Mapping[str, Any]], path: Path, sent: Sequence[Any] = ()) -> None:
-    """Writes the statement of a run, if it has one; it appears complete or not at all."""
-    if (text := statement(events, sent)) is not None:
-        write_atomically(path, [text.encode()])

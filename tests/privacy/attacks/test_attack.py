@@ -17,7 +17,7 @@ from fedstrata.privacy.attacks.inversion import (
     embedding_of,
     nearest,
 )
-from fedstrata.privacy.attacks.search import can_search, search
+from fedstrata.privacy.attacks.search import can_search, search_states
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
 from fedstrata.split.noise import Noise
@@ -124,7 +124,7 @@ def test_whoever_has_a_reads_the_text_through_any_number_of_blocks(tiny_model: T
     ends = Ends(divide(model, cut)[0], cut)
     ends.module.train(False)
     assert can_search(ends)
-    found = search([each.states for each in texts], ends, 64, 4)
+    found = search_states([each.states for each in texts], ends, 64, 4)
     assert [guess.tolist() for guess in found] == [each.tokens[:4].tolist() for each in texts]
 
 

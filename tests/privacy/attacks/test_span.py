@@ -14,7 +14,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, PretrainedConfig
 
 from fedstrata.models.state import Model
-from fedstrata.privacy.attacks.span import reader_of, search, span_of, undecayed
+from fedstrata.privacy.attacks.search import search_span
+from fedstrata.privacy.attacks.span import readers_of, span_of, undecayed
 
 WIDTH, BLOCKS, VOCABULARY, TOKENS = 64, 4, 200, 9
 ARCHITECTURES = {
@@ -59,10 +60,9 @@ def change_of(
 
 
 def found_in(model: Model, change: dict[str, Tensor]) -> list[tuple[int, ...]] | None:
-    reader = reader_of(model, change)
-    assert reader is not None
+    reader = next(own for own in readers_of(model, change) if not own.alone)
     span = reader.span_of(change)
-    return None if span is None else search(model, reader, span, longest=2 * TOKENS)
+    return None if span is None else search_span(model, reader, span, longest=2 * TOKENS)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

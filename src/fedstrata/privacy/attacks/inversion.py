@@ -39,7 +39,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.state import Model
-from fedstrata.privacy.attacks.search import can_search, search
+from fedstrata.privacy.attacks.search import can_search, search_states
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends
 
@@ -184,7 +184,7 @@ def _searched(
         return [found[:most] for found in closest[: len(chosen)]]
     if not can_search(ends):
         return None
-    return search([each.states for each in chosen], ends, vocabulary, most)
+    return search_states([each.states for each in chosen], ends, vocabulary, most)
 
 
 def train(decoder: Decoder, known: Sequence[Observed], epochs: int, seed: Seed) -> None:

@@ -4,11 +4,9 @@ The first client colludes with the server; the others' texts are read. What leav
 training: the run's own task and examples, through its own A, in evaluation mode.
 """
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,12 +14,13 @@ from torch import Tensor
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import write_atomically
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.inversion import Leakage, Observed, attack
+from fedstrata.record.findings import Finding
+from fedstrata.record.words import plural
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends, Front
 from fedstrata.split.noise import Kind, Noise, NoiseSettings
@@ -38,6 +37,8 @@ SCORES = {
 """The scores of a leakage table and their titles; shares are shown in hundredths."""
 COLUMNS = ("p", "noise", "mean size", *SCORES.values())
 """The columns of the table."""
+TITLE = "texts read back from hidden states, in hundredths"
+"""The title of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,23 +153,34 @@ def _drawn(examples: Sequence[Any], count: int, seed: Seed) -> list[Any]:
     return [examples[index] for index in chosen.tolist()]
 
 
-def write_leakage(attempts: Sequence[Attempt], target: Target, facts: dict[str, Any], folder: Path) -> None:
-    """Writes `leakage.json` and `leakage.md`; each appears complete or not at all."""
+def finding_of(attempts: Sequence[Attempt], target: Target, facts: Mapping[str, Any]) -> Finding:
+    """Returns what was found in the form that all attacks have.
+
+    Args:
+        attempts: It, at least one.
+        target: What was attacked.
+        facts: What else is to be known of it.
+    """
     rows = [
         {"front": each.front, "noise": each.noise, "size": each.size, **asdict(each.leakage)}
         for each in attempts
     ]
-    text = json.dumps({**facts, "target": asdict(target), "rows": rows}, indent=2) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "leakage.json", [text.encode()])
-    write_atomically(folder / "leakage.md", [markdown(attempts).encode()])
-
-
-def markdown(attempts: Sequence[Attempt]) -> str:
-    """Returns the table for people, in hundredths."""
-    lines = ["| " + " | ".join(row) + " |" for row in (COLUMNS, *map(cells, attempts))]
-    lines.insert(1, "|" + "---:|" * len(COLUMNS))
-    return "\n".join(lines) + "\n"
+    most = max(attempts, key=lambda each: each.leakage.tokens)
+    says = [
+        "a server that colludes with one client learnt to read hidden states from its texts, and read "
+        f"those of the others, each sent {plural(facts['sent'], 'time')}",
+        f"most is read at p {most.front} with noise {most.noise:g}: {100 * most.leakage.tokens:.1f} % of "
+        "the tokens",
+        "what is not read here another attack may read",
+    ]
+    return Finding(
+        "hidden",
+        TITLE,
+        COLUMNS,
+        [cells(each) for each in attempts],
+        says,
+        {**facts, "target": asdict(target), "rows": rows},
+    )
 
 
 def cells(attempt: Attempt) -> list[str]:

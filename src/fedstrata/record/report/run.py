@@ -27,6 +27,7 @@ from fedstrata.record.privacy import (
     withheld_scores,
 )
 from fedstrata.record.report import plots
+from fedstrata.record.report.attacks import attack_sections
 from fedstrata.record.report.data import data_section
 from fedstrata.record.report.page import MEGABYTE, render, time_unit
 from fedstrata.record.scores import headings, score_tables
@@ -91,6 +92,7 @@ def run_page(history: History) -> str:
         of_a_simulation=OF_A_SIMULATION,
         alike=all(len(set(row["epsilon"].values())) < 2 for row in epsilon_rows(history.rounds)),
         statement=(history.folder / "privacy.md").is_file(),
+        attacks=attack_sections(history.folder),
     )
 
 

@@ -1,0 +1,71 @@
+"""What an attack on a run has found is in its folder, its report and its statement of privacy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from support import TINY, Call
+
+from fedstrata.record.findings import Finding, Reading, read_findings, write_finding
+from fedstrata.record.report.attacks import marked
+
+SETTINGS = (*TINY, "method={name: fedavg}")
+PRIVATE = (
+    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, epsilon: 8.0, "
+    "delta: 0.01, clip: 1.0, expected_batch: 2, steps: 2}",
+    "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}",
+    "training={optimizer: adamw, learning_rate: 0.001}",
+)
+
+
+def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, tmp_path: Path) -> None:
+    assert call("run", *SETTINGS, *PRIVATE, "name=audited").status == 0
+    run = next((tmp_path / "runs").iterdir())
+    assert "none was tried on this run" in (run / "privacy.md").read_text()
+    assert "Attack:" not in (run / "report.html").read_text()
+    done = call("attack", "invert", str(run))
+    assert done.status == 0, done.err
+    assert [own.attack for own in read_findings(run)] == ["invert"]
+    statement = " ".join((run / "privacy.md").read_text().split())
+    assert "## Attacks that were tried" in statement
+    assert "none was tried on this run" not in statement
+    page = (run / "report.html").read_text()
+    assert "<h2>Attack: invert</h2>" in page
+    assert ">what the attacker reads</th>" in page
+    before = page
+    assert call("report", str(run)).status == 0
+    assert (run / "report.html").read_text() == before
+
+
+def test_other_settings_than_a_runs_are_not_its_findings(call: Call, tmp_path: Path) -> None:
+    assert call("run", *SETTINGS, "name=plain").status == 0
+    run = next((tmp_path / "runs").iterdir())
+    before = (run / "report.html").read_bytes()
+    assert call("attack", "invert", str(run), "training.optimizer=sgd").status == 0
+    assert not (run / "audits").exists()
+    assert (tmp_path / "audits" / "invert.json").is_file()
+    assert (run / "report.html").read_bytes() == before
+
+
+def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path: Path) -> None:
+    finding = Finding(
+        "span", "a title", ("a", "b"), [("1", "x|y")], ["said"], {"n": 1}, [Reading("site", "text", "read")]
+    )
+    write_finding(finding, tmp_path / "audits")
+    (tmp_path / "audits" / "hidden.json").write_text("{")
+    (tmp_path / "audits" / "invert.json").write_text('{"table": {}}')
+    (own,) = read_findings(tmp_path)
+    assert (own.title, own.rows, own.says, own.facts["n"]) == ("a title", [["1", "x|y"]], ["said"], 1)
+    assert own.readings == [Reading("site", "text", "read")]
+    told = (tmp_path / "audits" / "span.md").read_text()
+    assert "| 1 | x\\|y |" in told
+    assert "text" not in told
+    json.loads((tmp_path / "audits" / "span.json").read_text())
+
+
+def test_words_are_marked_that_were_read_in_their_order() -> None:
+    own = marked(Reading("site", "No fever or chills overnight", "No chills or fever"))
+    assert [words for words, same in own.text if same] == [words for words, same in own.read if same]
+    assert " ".join(words for words, _ in own.text) == "No fever or chills overnight"
+    assert marked(Reading("site", "a b", "")).read == []
