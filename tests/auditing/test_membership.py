@@ -76,14 +76,14 @@ def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
 def test_it_works_on(overrides: tuple[str, ...]) -> None:
     found = audited(*overrides, canaries=60)
     assert found.updates > 0
-    assert all(own.std() > 0 for own in found.scores.values())
+    assert all(own.std() > 0 for own in found.shown.scores.values())
 
 
 @pytest.mark.slow
 def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() -> None:
     one, again, other = (audited(private(1.0), seed, canaries=30) for seed in ("seed=1", "seed=1", "seed=2"))
     assert audit_report.rows_of(one) is not None
-    assert one.scores["updates"].tolist() == again.scores["updates"].tolist()
+    assert one.shown.scores["updates"].tolist() == again.shown.scores["updates"].tolist()
     assert one.included.tolist() == again.included.tolist() != other.included.tolist()
 
 
@@ -188,7 +188,7 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
 @pytest.mark.slow
 def test_a_claim_that_is_refuted_is_said_to_be_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the accountant had said too little."""
-    monkeypatch.setattr("fedstrata.auditing.observed_run.CanaryRun._claimed", lambda run: 0.1)
+    monkeypatch.setattr("fedstrata.auditing.canary_runs.AttackedRun.epsilon", 0.1)
     found = audited("training={optimizer: sgd, learning_rate: 0.1}", private(0.01))
     assert audit_report.facts_of(found)["refuted"]
     assert "more than is claimed" in "\n".join(audit_report.words_of(found))

@@ -124,9 +124,22 @@ def membership(
         list[str] | None, typer.Option(help="Whose patients they are; give it once for each. All if none.")
     ] = None,
     score: Annotated[
-        Literal["updates", "losses"],
-        typer.Option(help="What decides: all updates, or how far a canary's loss has fallen."),
+        Literal["updates", "losses", "threshold", "lira"],
+        typer.Option(
+            help="What decides: all updates, how far a canary's loss has fallen, how low it is in the end, "
+            "or how that compares with shadow runs."
+        ),
     ] = "updates",
+    shadows: Annotated[
+        int, typer.Option(min=0, help="Further runs, of which the score lira is made: 4 or more; 0: no lira.")
+    ] = 0,
+    falsified: Annotated[
+        Literal["half", "none"] | None,
+        typer.Option(
+            help="Run once more with less noise than is claimed, and tell what each score finds then: with "
+            "that of twice the epsilon (half), or with none."
+        ),
+    ] = None,
     raise_units: RaiseUnits = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for membership.json and membership.md.")] = Path(
@@ -152,9 +165,13 @@ def membership(
     def listen(event: str, facts: Mapping[str, Any]) -> None:
         if event == "round":
             say(console, f"round {facts['round']} is made and seen")
+        elif event == "shadow":
+            say(console, f"shadow run {facts['number']} of {facts['shadows']} is made")
+        elif event == "falsified":
+            say(console, f"once more, with noise of {facts['sigma']:g} times the clipping norm")
 
     say(console, "preparing the data and the model ...")
-    target = Target(canaries, words, tuple(client or ()), score, raise_units)
+    target = Target(canaries, words, tuple(client or ()), score, raise_units, shadows, falsified)
     found = audit_membership(configuration(_settings_of(file), overrides), target, listen)
     audit_report.write_membership(found, out)
     if as_json:
@@ -217,13 +234,14 @@ def _cell(value: float | str | None) -> str:
 
 
 def _show(console: Console, found: Membership) -> None:
-    """Prints what was found: a table, and what it proves."""
+    """Prints what was found: tables, and what it proves."""
     from fedstrata.auditing import audit_report  # noqa: PLC0415 - heavy
 
-    table = new_table(audit_report.TITLE, audit_report.COLUMNS, overflow="fold")
-    for row in audit_report.rows_of(found):
-        table.add_row(*row)
-    console.print(table)
+    for title, columns, rows in audit_report.tables_of(found):
+        table = new_table(title, columns, overflow="fold")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
     for line in audit_report.words_of(found):
         say(console, line)
 

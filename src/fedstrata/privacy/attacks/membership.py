@@ -12,9 +12,12 @@ with m the same for all canaries, by least squares. Where noise is large r is, a
 but for what all canaries have in common; without noise it is the solution of y = K c. The products alone are
 a much weaker attack: gradients of canaries point in similar directions (docs/membership.md).
 
-**By losses.** How much the loss of a canary has fallen from the first model to the last.
+**By losses.** How much the loss of a canary has fallen from the first model to the last (`losses`); how low
+it is with the last (`threshold`: Yeom, Giacomelli, Fredrikson and Jha, "Privacy Risk in Machine Learning:
+Analyzing the Connection to Overfitting", CSF 2018); or how much likelier it is if the canary was in than if
+not, as shadow runs tell (`lira`, see that module).
 
-Neither looks at who was in.
+None looks at who was in.
 """
 
 import math
@@ -209,11 +212,15 @@ def ridge_of(deviation: float, steps: int, rate: float) -> float:
 
 @torch.inference_mode()
 def losses(model: Model, task: Task, units: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
-    """Returns the mean loss of each canary with the model as it is, (canaries,)."""
+    """Returns the mean loss of each canary with the model as it is, (canaries,).
+
+    One that is no finite number counts as the largest that is.
+    """
     model.module.train(False)
     found = []
     for unit in units:
         batch: Mapping[str, Tensor] = to_device(task.collate(unit), model.device)
         loss, count = task.loss(model.module, batch)
         found.append(float(loss) / max(float(count), 1.0))
-    return np.array([each if math.isfinite(each) else 0.0 for each in found])
+    largest = max(filter(math.isfinite, found), default=0.0)
+    return np.array([each if math.isfinite(each) else largest for each in found])
