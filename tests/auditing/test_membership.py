@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,28 @@ import pytest
 from support import TINY, Call, RunTiny
 
 from fedstrata.auditing import audit_report
-from fedstrata.auditing.membership import Membership, Target, audit_membership
+from fedstrata.auditing.canary_runs import attacked_run, shadow_losses
+from fedstrata.auditing.membership import Membership, Target, audit_membership, with_canaries
 from fedstrata.core.errors import ConfigurationError, FedstrataError
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import prepare
+from fedstrata.privacy.accounting import Mechanism, epsilon_of
+from fedstrata.privacy.attacks.canaries import make_canaries
 from fedstrata.privacy.budgets.budget import read_budget
 from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
 
 NER = "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}"
 TEXTS = "data={format: synthetic, synthetic: {sites: 3, notes: 12}}"
 PATIENTS = 72
+SMALL = ("data.synthetic.sites=1", "data.synthetic.notes=6", "federation.rounds=1")
+"""One client and one round: a run of a second."""
+OVERFITTED = (*SMALL, "method={name: fedavg}", "training.epochs=12")
+SGD = "training={optimizer: sgd, learning_rate: 0.1}"
 
 
-def private(sigma: float, unit: str = "patient", units: int = PATIENTS) -> str:
-    declared = f"{{site-1: {units}, site-2: {units}, site-3: {units}}}"
+def private(sigma: float, unit: str = "patient", units: int = PATIENTS, sites: int = 3) -> str:
+    declared = "{" + ", ".join(f"site-{number}: {units}" for number in range(1, sites + 1)) + "}"
     return (
         f"privacy={{mechanism: local, unit: {unit}, units: {declared}, delta: 0.001, sigma: {sigma}, "
         "expected_batch: 24, steps: 6, noise: seeded}"
@@ -42,10 +52,89 @@ def test_who_is_trained_on_without_any_defence_is_found() -> None:
     assert "claim: none" in "\n".join(audit_report.words_of(found))
 
 
+def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
+    found = audited(*OVERFITTED, canaries=24, shadows=4, score="lira")
+    auc = {name: own.auc for name, own in found.shown.rates.items() if own}
+    assert auc["lira"].low > 0.8
+    assert auc["threshold"].low > 0.6
+    assert audit_report.bound_of(found).epsilon > 1.0
+    assert found.decisive == found.shown.audits["lira"]
+    assert "lira (sees the last model and shadow runs): area" in "\n".join(audit_report.words_of(found))
+    assert audit_report.facts_of(found)["refuted"] is None
+
+
+def test_a_shadow_run_is_the_run_but_for_coins_and_for_what_clients_draw() -> None:
+    """Of the same coins and draws it is the run itself, though another was made with the model before."""
+    experiment = prepare(read_source(None, [*TINY, NER, *SMALL, private(0.5, sites=1), SGD]))
+    made = (experiment.task, experiment.model.tokenizer, ["site-1"], 20, 4)
+    canaries = make_canaries(*made, experiment.seed.child("canaries"))
+    inside = with_canaries(experiment, canaries)
+    run = attacked_run(inside, canaries, lambda event, facts: None, experiment.privacy)
+    other = shadow_losses(inside, canaries, Seed(9))
+    assert (run.first != run.final).all()
+    assert shadow_losses(inside, canaries, experiment.seed).tolist() == run.final.tolist()
+    assert (other != run.final).all()
+    turned = replace(canaries, included=~canaries.included)
+    assert (shadow_losses(with_canaries(experiment, turned), turned, experiment.seed) != run.final).any()
+
+
+def test_scores_of_the_last_model_are_its_losses() -> None:
+    experiment = prepare(read_source(None, [*TINY, NER, *OVERFITTED]))
+    found = audited(*OVERFITTED, canaries=12)
+    seed = experiment.seed.child("membership", "canaries")
+    canaries = make_canaries(experiment.task, experiment.model.tokenizer, ["site-1"], 12, 4, seed)
+    final = shadow_losses(with_canaries(experiment, canaries), canaries, experiment.seed)
+    assert found.shown.scores["threshold"].tolist() == (-final).tolist()
+    assert "lira" not in found.shown.scores
+
+
+@pytest.mark.slow
+def test_noise_that_is_forgotten_is_found_by_the_audit_that_finds_nothing_with_it() -> None:
+    """The whole of it: more is found without the noise, and the claim stays what it was."""
+    found = audited(SGD, private(3.0), falsified="none", shadows=4)
+    assert found.falsified is not None
+    assert (found.falsified.sigma, found.falsified.epsilon) == (0.0, None)
+    with_noise, without = (
+        {name: own.one_run_gaussian.epsilon for name, own in shown.audits.items()}
+        for shown in (found.shown, found.falsified.shown)
+    )
+    assert found.epsilon is not None
+    assert max(with_noise.values()) <= found.epsilon < without["updates"]
+    assert without["updates"] > with_noise["updates"] + 0.5
+    facts = audit_report.facts_of(found)
+    assert facts["falsified"]["refuted"]["updates"]
+    assert not facts["refuted"]
+    assert facts["falsified"]["bounds"].keys() == facts["bounds"].keys() == {*audit_report.SEES}
+    said = "\n".join(audit_report.words_of(found))
+    assert f"were the noise forgotten, score updates would have found {without['updates']:.2f}" in said
+    assert "(refuted: yes)" in said
+
+
+@pytest.mark.slow
+def test_half_the_truth_is_the_noise_of_twice_the_epsilon() -> None:
+    found = audited(*SMALL, SGD, private(1.5, sites=1), falsified="half", canaries=30)
+    assert found.falsified is not None
+    assert found.epsilon is not None
+    spent = Mechanism(found.falsified.sigma, 24 / PATIENTS, 6)
+    assert found.epsilon == pytest.approx(epsilon_of([Mechanism(1.5, 24 / PATIENTS, 6)], 0.001))
+    assert epsilon_of([spent], 0.001) == pytest.approx(2 * found.epsilon, rel=0.01)
+    assert found.falsified.epsilon == 2 * found.epsilon
+    claims = {own.claim for shown in (found.shown, found.falsified.shown) for own in shown.audits.values()}
+    assert claims == {found.decisive.claim}, "the claim is that of the noise as it is configured"
+
+
+@pytest.mark.slow
+def test_at_epsilon_1_no_score_refutes() -> None:
+    budget = private(1.0, sites=1).replace("sigma: 1.0", "epsilon: 1, spare_turns: 0")
+    found = audited(*SMALL, SGD, budget, shadows=8, canaries=60)
+    assert found.epsilon == pytest.approx(1.0, abs=0.01)
+    assert all(own.one_run_gaussian.epsilon <= 1.0 for own in found.shown.audits.values())
+    assert len(found.shown.audits) == 4
+
+
 @pytest.mark.slow
 def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
-    sgd = "training={optimizer: sgd, learning_rate: 0.1}"
-    clipped, hidden = audited(sgd, private(0.0)), audited(sgd, private(20.0))
+    clipped, hidden = audited(SGD, private(0.0)), audited(SGD, private(20.0))
     assert audit_report.bound_of(clipped).epsilon > 1.0
     assert clipped.epsilon is None
     assert hidden.epsilon is not None
@@ -76,14 +165,14 @@ def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
 def test_it_works_on(overrides: tuple[str, ...]) -> None:
     found = audited(*overrides, canaries=60)
     assert found.updates > 0
-    assert all(own.std() > 0 for own in found.scores.values())
+    assert all(own.std() > 0 for own in found.shown.scores.values())
 
 
 @pytest.mark.slow
 def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() -> None:
     one, again, other = (audited(private(1.0), seed, canaries=30) for seed in ("seed=1", "seed=1", "seed=2"))
     assert audit_report.rows_of(one) is not None
-    assert one.scores["updates"].tolist() == again.scores["updates"].tolist()
+    assert one.shown.scores["updates"].tolist() == again.shown.scores["updates"].tolist()
     assert one.included.tolist() == again.included.tolist() != other.included.tolist()
 
 
@@ -139,6 +228,20 @@ def test_what_canaries_say_nothing_of_is_refused_by_name(overrides: tuple[str, .
     assert message in str(caught.value)
 
 
+def test_what_options_ask_in_vain_is_refused_at_once() -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        audited(*SMALL, canaries=10, score="lira", falsified="half", clients=("north",))
+    assert [problem.path for problem in caught.value.problems] == ["--client", "--score", "--falsified"]
+    assert "'lira' holds losses against those of shadow runs; give --shadows 4 or more" in str(caught.value)
+    assert "'half' has no effect on a run without noise, of which nothing is claimed" in str(caught.value)
+    with pytest.raises(
+        ConfigurationError, match=r"--shadows: must be 0 \(no score 'lira'\), or 4 .*, not 3$"
+    ):
+        audited(*SMALL, canaries=10, score="lira", shadows=3)
+    with pytest.raises(ConfigurationError, match="--falsified: 'none' has no effect on a run without noise"):
+        audited(*SMALL, private(0.0, sites=1), canaries=10, falsified="none")
+
+
 def test_strangers_hold_no_canaries_and_who_sends_nothing_shows_nothing() -> None:
     with pytest.raises(ConfigurationError, match="--client: 'north' is no client that trains; these are"):
         audited(canaries=10, clients=("north",))
@@ -159,6 +262,10 @@ def test_an_audit_spends_of_a_budget_as_a_run_does_and_ends_there(tmp_path: Path
     ]
     assert all(each.ended and each.charged == each.committed == 1 for each in book.accounts.values())
     assert len(book.cohorts) > 15, "canaries that are trained on, and patients"
+    with pytest.raises(
+        ConfigurationError, match="--falsified: 'none' makes a run that spends more of patien"
+    ):
+        audited(*own, canaries=30, falsified="none")
     with pytest.raises(ConfigurationError, match=r"privacy.budget.epsilon: a patient of 'site-1'"):
         audited(*own, "privacy.budget.epsilon=0.1", canaries=30)
 
@@ -166,8 +273,10 @@ def test_an_audit_spends_of_a_budget_as_a_run_does_and_ends_there(tmp_path: Path
 @pytest.mark.slow
 def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, run_tiny: RunTiny) -> None:
     run = run_tiny(NER, private(1.0), "federation.rounds=1")
-    done = call("attack", "membership", run.folder, "--canaries", "30", "--out", "found")
+    options = ("--canaries", "30", "--shadows", "4", "--score", "lira", "--falsified", "half")
+    done = call("attack", "membership", run.folder, *options, "--out", "found")
     assert done.status == 0, done.err
+    assert "shadow run 4 of 4 is made" in done.out
     told = json.loads((tmp_path / "found/membership.json").read_text())
     assert told["canaries"] == 30 == len(told["of_each"]["included"]) == len(told["of_each"]["updates"])
     assert told["claim"]["delta"] == 0.001
@@ -176,10 +285,18 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     for line in told["says"]:
         assert line.split()[0] in done.out
     page = (tmp_path / "found/membership.md").read_text()
-    assert page.index("| updates | one_run_gaussian |") < page.index("| losses |")
+    assert page.index("| lira | one_run_gaussian |") < page.index("| updates | one_run_gaussian |")
+    assert page.index("| lira | as set |") < page.index(
+        f"| lira | of epsilon {told['power']['epsilon']:.3g} |"
+    )
     assert "which does not prove it" in page
-    as_json = call("attack", "membership", run.folder, "--canaries", "30", "--json", "--out", "again")
-    assert json.loads(as_json.out)["bounds"] == told["bounds"]
+    assert told["falsified"]["epsilon"] == told["power"]["epsilon"]
+    assert told["rates"]["lira"]["found"].keys() == {"0.01", "0.1"}
+    as_json = call("attack", "membership", run.folder, *options, "--json", "--out", "again")
+    again = json.loads(as_json.out)
+    assert [again[name] for name in ("bounds", "rates", "falsified")] == [
+        told[name] for name in ("bounds", "rates", "falsified")
+    ]
     nothing = call("attack", "membership", tmp_path)
     assert nothing.status == 2
     assert "holds no run: there is no config.yaml in it" in nothing.err
@@ -188,7 +305,7 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
 @pytest.mark.slow
 def test_a_claim_that_is_refuted_is_said_to_be_false(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the accountant had said too little."""
-    monkeypatch.setattr("fedstrata.auditing.observed_run.CanaryRun._claimed", lambda run: 0.1)
-    found = audited("training={optimizer: sgd, learning_rate: 0.1}", private(0.01))
+    monkeypatch.setattr("fedstrata.auditing.canary_runs.AttackedRun.epsilon", 0.1)
+    found = audited(SGD, private(0.01))
     assert audit_report.facts_of(found)["refuted"]
     assert "more than is claimed" in "\n".join(audit_report.words_of(found))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from support import TINY, Call
 
-from fedstrata.record.findings import Finding, Reading, read_findings, write_finding
+from fedstrata.record.findings import Finding, FindingTable, Reading, read_findings, write_finding
 from fedstrata.record.report.attacks import marked
 
 SETTINGS = (*TINY, "method={name: fedavg}")
@@ -50,13 +50,20 @@ def test_other_settings_than_a_runs_are_not_its_findings(call: Call, tmp_path: P
 
 def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path: Path) -> None:
     finding = Finding(
-        "span", "a title", ("a", "b"), [("1", "x|y")], ["said"], {"n": 1}, [Reading("site", "text", "read")]
+        "span",
+        [FindingTable("a title", ["a", "b"], [["1", "x|y"]])],
+        ["said"],
+        {"n": 1},
+        [Reading("site", "text", "read")],
+        {"of_each": [1, 2]},
     )
     write_finding(finding, tmp_path / "audits")
     (tmp_path / "audits" / "hidden.json").write_text("{")
-    (tmp_path / "audits" / "invert.json").write_text('{"table": {}}')
+    (tmp_path / "audits" / "invert.json").write_text('{"tables": [{}]}')
     (own,) = read_findings(tmp_path)
-    assert (own.title, own.rows, own.says, own.facts["n"]) == ("a title", [["1", "x|y"]], ["said"], 1)
+    assert (own.tables, own.says, own.facts["n"]) == (finding.tables, ["said"], 1)
+    assert own.facts["of_each"] == [1, 2]
+    assert "of_each" not in finding.as_json()
     assert own.readings == [Reading("site", "text", "read")]
     told = (tmp_path / "audits" / "span.md").read_text()
     assert "| 1 | x\\|y |" in told

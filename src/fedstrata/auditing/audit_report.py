@@ -1,15 +1,14 @@
 """What a membership audit found, in words, as a table and as JSON; and what it does not prove."""
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from fedstrata.auditing.membership import REFERENCE, Membership
-from fedstrata.core.files import write_atomically
+from fedstrata.auditing.membership import REFERENCE, Falsified, Membership, Shown
 from fedstrata.privacy.attacks.audit import FALSE_BY_HALF, Bound
+from fedstrata.privacy.attacks.rates import CONFIDENCE, FALSE_POSITIVES, Estimate, Rates
 from fedstrata.privacy.mechanism import ADJACENCY
+from fedstrata.record.findings import Finding, FindingTable
 from fedstrata.record.words import ABSENT, duration, plural
 
 DECISIVE = "one_run_gaussian"
@@ -21,12 +20,30 @@ COLUMNS = (
     "bound",
     "epsilon\nat least",
     "had it\nnever erred",
-    "were the\nclaim false",
+    "ideal, were\nit false",
     "refuted\nthen",
 )
-"""The columns of the table: what was found, and the last two by the power."""
+"""The columns of the table of bounds: what was found, and the last two by the power of an ideal attacker."""
 TITLE = "epsilon, by what leaves the clients; the first row decides"
-"""The title of the table."""
+"""The title of the table of bounds."""
+RATE_COLUMNS = (
+    "score",
+    "noise",
+    "area under\nthe curve",
+    *(f"found at\n{100 * share:g} % false" for share in FALSE_POSITIVES),
+    "epsilon\nat least",
+    "refuted",
+)
+"""The columns of the table of scores; the last two by the bound that decides."""
+RATE_TITLE = f"who was trained on, by each score; {100 * CONFIDENCE:g} % intervals"
+"""The title of the table of scores."""
+SEES = {
+    "updates": "every update",
+    "losses": "the first and the last model",
+    "threshold": "the last model",
+    "lira": "the last model and shadow runs",
+}
+"""What whoever scores has to see, by score."""
 
 
 def facts_of(found: Membership) -> dict[str, Any]:
@@ -41,24 +58,51 @@ def facts_of(found: Membership) -> dict[str, Any]:
         "claim": {"epsilon": found.epsilon, "delta": claim.delta},
         "confidence": claim.confidence,
         "decides": {"score": found.score, "bound": DECISIVE, "epsilon": bound_of(found).epsilon},
-        "refuted": None if found.epsilon is None else bound_of(found).epsilon > found.epsilon,
-        "bounds": {
-            name: {each: asdict(getattr(audit, each)) for each in BOUNDS}
-            for name, audit in found.audits.items()
-        },
+        "refuted": _refutes(found, found.shown, found.score),
+        **_shown_facts(found.shown),
+        "shadows": found.shadows,
         "power": asdict(found.power) if found.power else None,
+        "falsified": _falsified_facts(found),
         "units_raised_by": found.factor,
         "updates": found.updates,
         "coordinates": found.share,
         "seconds": found.seconds,
-        "says": list(words_of(found)),
     }
+
+
+def _shown_facts(shown: Shown) -> dict[str, Any]:
+    """Returns what scores show, by score."""
+    return {
+        "bounds": {
+            name: {each: asdict(getattr(audit, each)) for each in BOUNDS}
+            for name, audit in shown.audits.items()
+        },
+        "rates": {name: rates and asdict(rates) for name, rates in shown.rates.items()},
+    }
+
+
+def _falsified_facts(found: Membership) -> dict[str, Any] | None:
+    """Returns what scores would have found, were the claim false."""
+    if (own := found.falsified) is None:
+        return None
+    refuted = {name: _refutes(found, own.shown, name) for name in own.shown.audits}
+    facts = {"falsity": own.falsity, "epsilon": own.epsilon, "sigma": own.sigma, "refuted": refuted}
+    return {**facts, **_shown_facts(own.shown)}
 
 
 def bound_of(found: Membership) -> Bound:
     """Returns the bound that decides."""
-    bound: Bound = getattr(found.decisive, DECISIVE)
+    return _bound(found.shown, found.score)
+
+
+def _bound(shown: Shown, score: str) -> Bound:
+    bound: Bound = getattr(shown.audits[score], DECISIVE)
     return bound
+
+
+def _refutes(found: Membership, shown: Shown, score: str) -> bool | None:
+    """Returns whether a score refutes the claim; none without one."""
+    return None if found.epsilon is None else _bound(shown, score).epsilon > found.epsilon
 
 
 def words_of(found: Membership) -> Iterator[str]:
@@ -75,7 +119,10 @@ def words_of(found: Membership) -> Iterator[str]:
             "chances and noise are the same, and each patient moves the model by so much less"
         )
     if found.share < 1.0:
-        yield f"canaries are told apart by {100 * found.share:.2g} % of the coordinates: a weaker attack"
+        share = f"{100 * found.share:.2g} %"
+        yield f"updates: canaries are told apart by {share} of the coordinates, a weaker attack"
+    for name in _in_order(found):
+        yield f"{name} (sees {SEES[name]}): {_told(found.shown.rates[name])}"
     if found.epsilon is None:
         yield "claim: none; nothing is claimed of a run without noise"
         yield (
@@ -113,44 +160,83 @@ def _verdict(found: Membership, bound: float) -> Iterator[str]:
         f"sees each canary's own noise would refute it in {100 * expected.found:.0f} % of runs, and find "
         f"{expected.median:.2f} in the median; whoever sees updates finds less"
     )
+    if found.falsified:
+        yield from _were_it_false(found, found.falsified)
+
+
+def _were_it_false(found: Membership, falsified: Falsified) -> Iterator[str]:
+    """Yields what each score would have found, and whether that would have been enough."""
+    case = "were the noise forgotten"
+    if falsified.epsilon is not None:
+        case = f"were the claim false by half (noise of epsilon {falsified.epsilon:.3g})"
+    for name in _in_order(found):
+        refuted = "yes" if _refutes(found, falsified.shown, name) else "no"
+        bound = _bound(falsified.shown, name).epsilon
+        yield f"{case}, score {name} would have found {bound:.2f} (refuted: {refuted}); tried in one run"
+
+
+def _in_order(found: Membership) -> list[str]:
+    """Returns the names of the scores, the one that decides first."""
+    return sorted(found.shown.audits, key=lambda name: name != found.score)
+
+
+def _told(rates: Rates | None) -> str:
+    """Returns in words how well a score tells apart."""
+    if rates is None:
+        return "canaries were all trained on, or all left out, but for one at most: nothing to tell apart"
+    finds = ", ".join(
+        f"{_estimated(own, 100)} % at {100 * share:g} % false positives" for share, own in rates.found.items()
+    )
+    area = f"area under the curve {_estimated(rates.auc)}"
+    return f"{area}; finds, of those trained on, {finds}; {100 * CONFIDENCE:g} % intervals in brackets"
+
+
+def _estimated(estimate: Estimate, times: float = 1.0) -> str:
+    """Returns a figure and its interval, in whole numbers or to two decimals."""
+    value, low, high = (
+        f"{times * each:.{0 if times > 1 else 2}f}" for each in (estimate.value, estimate.low, estimate.high)
+    )
+    return f"{value} ({low} to {high})"
+
+
+def tables_of(found: Membership) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence[str]]]]:
+    """Yields each table: its title, its columns and its rows."""
+    yield TITLE, COLUMNS, rows_of(found)
+    yield RATE_TITLE, RATE_COLUMNS, rate_rows_of(found)
+
+
+def rate_rows_of(found: Membership) -> Iterator[tuple[str, ...]]:
+    """Yields the rows of the table of scores, the one that decides first: as claimed, then as falsified."""
+    runs = [("as set", found.shown)]
+    if found.falsified:
+        own = found.falsified
+        runs.append(("none" if own.epsilon is None else f"of epsilon {own.epsilon:.3g}", own.shown))
+    for noise, shown in runs:
+        for name in _in_order(found):
+            rates, refuted = shown.rates[name], _refutes(found, shown, name)
+            told = [ABSENT] * (1 + len(FALSE_POSITIVES))
+            if rates is not None:
+                told = [_estimated(rates.auc), *(f"{_estimated(own, 100)} %" for own in rates.found.values())]
+            verdict = ABSENT if refuted is None else "yes" if refuted else "no"
+            yield name, noise, *told, f"{_bound(shown, name).epsilon:.2f}", verdict
 
 
 def rows_of(found: Membership) -> Iterator[tuple[str, ...]]:
-    """Yields the rows of the table, the bound that decides first."""
-    for name in sorted(found.audits, key=lambda each: each != found.score):
+    """Yields the rows of the table of bounds, the one that decides first."""
+    for name in _in_order(found):
         for each in BOUNDS:
-            bound: Bound = getattr(found.audits[name], each)
+            bound: Bound = getattr(found.shown.audits[name], each)
             expected = getattr(found.power, each) if found.power else None
             told = (f"{expected.median:.2f}", f"{100 * expected.found:.0f} %") if expected else (ABSENT,) * 2
             yield name, each, f"{bound.epsilon:.2f}", f"{bound.most:.2f}", *told
 
 
-def write_membership(found: Membership, folder: Path) -> None:
-    """Writes `membership.json`, single canaries with it, and `membership.md`; each complete or not at all."""
-    facts = facts_of(found)
-    facts["of_each"] = {
-        "included": found.included.tolist(),
-        **{name: own.tolist() for name, own in found.scores.items()},
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "membership.json", [(json.dumps(facts, allow_nan=False) + "\n").encode()])
-    write_atomically(folder / "membership.md", [markdown(found).encode()])
-
-
-def markdown(found: Membership) -> str:
-    """Returns what was found as a page."""
-    headings = [heading.replace("\n", " ") for heading in COLUMNS]
-    table = ["| " + " | ".join(row) + " |" for row in (headings, *rows_of(found))]
-    table.insert(1, "|---|---|" + "---:|" * (len(COLUMNS) - 2))
-    planned = (
-        f"Guesses are planned for a claim of epsilon {REFERENCE.epsilon:g}." if not found.epsilon else ""
-    )
-    says = "".join(f"- {line}\n" for line in words_of(found))
-    return (
-        "# Membership audit\n\n"
-        + says
-        + f"\n{TITLE}:\n\n"
-        + "\n".join(table)
-        + "\n"
-        + (planned and f"\n{planned}\n")
-    )
+def finding_of(found: Membership) -> Finding:
+    """Returns what was found in the form that all attacks have."""
+    says = list(words_of(found))
+    if not found.epsilon:
+        says.append(f"guesses are planned for a claim of epsilon {REFERENCE.epsilon:g}")
+    tables = [FindingTable(title, columns, list(rows)) for title, columns, rows in tables_of(found)]
+    each = {name: own.tolist() for name, own in found.shown.scores.items()}
+    details = {"of_each": {"included": found.included.tolist(), **each}}
+    return Finding("membership", tables, says, facts_of(found), details=details)

@@ -3,26 +3,22 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import ceil, inf
+from math import ceil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedstrata.client.turn import Done, Failed, Order
-from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import ClientsLostError, ConfigurationError, Problem
 from fedstrata.core.settings.source import Source
 from fedstrata.core.types import Plan, State, Tensors, Update
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
-from fedstrata.models.state import Model
-from fedstrata.privacy.attacks.canaries import Canaries
-from fedstrata.privacy.attacks.membership import UpdateScores, losses, ridge_of
+from fedstrata.privacy.attacks.changes import change_of
 from fedstrata.record.log import Listener
 from fedstrata.wire import frame
 
@@ -87,83 +83,6 @@ class WatchedRun(Run[WatchedEngine]):
 
     def _tell_privacy(self) -> None:
         """Tells nobody: nothing of the run is kept."""
-
-
-class CanaryRun(WatchedRun):
-    """A watched run with canaries.
-
-    Args:
-        experiment: The experiment; canaries that are trained on are in it.
-        folder: A scratch folder.
-        listen: Told of every event.
-        canaries: All canaries.
-
-    Attributes:
-        scorers: What updates tell, by the client that sends them; of clients that hold canaries.
-        by_losses: How far the loss of each canary has fallen, once the run is over.
-        epsilon: What is claimed of the client of them that has spent most, once the run is over; none without
-            noise.
-    """
-
-    def __init__(self, experiment: Experiment, folder: Path, listen: Listener, canaries: Canaries) -> None:
-        super().__init__(experiment, folder, listen, self._see)
-        self._canaries = canaries
-        task, tokenizer = experiment.task, experiment.model.tokenizer
-        self._units = [task.training_examples([document], tokenizer) for document in canaries.documents]
-        everybody = list(range(len(self._units)))
-        self._numbers = {
-            name: everybody if experiment.method.pooled else canaries.of(name)
-            for name in self.engine.clients()
-        }
-        self.scorers = {
-            name: self._scorer(name, numbers) for name, numbers in self._numbers.items() if numbers
-        }
-        self.by_losses = self._losses()
-        self.epsilon: float | None = None
-
-    def _scorer(self, client: str, numbers: Sequence[int]) -> UpdateScores:
-        experiment, privacy = self.experiment, self.experiment.privacy
-        clip, ridge = inf, 0.0
-        if privacy.rates is not None:
-            clip = privacy.settings.clip
-            ridge = ridge_of(privacy.sigma * clip, privacy.steps, privacy.rates[client])
-        seed = experiment.seed.child("membership", "coordinates", client)
-        units = [self._units[number] for number in numbers]
-        return UpdateScores(experiment.model, experiment.task, units, clip, ridge, seed)
-
-    def _see(self, client: str, plan: Plan, update: Tensors) -> None:
-        if client not in self.scorers:
-            return
-        model = self.experiment.model
-        model.restore()
-        model.load_known(plan.tensors)
-        self.scorers[client].see(update)
-        model.train_only(())
-        model.restore()
-
-    def by_updates(self) -> NDArray[np.float64]:
-        """Returns what updates have told of each canary."""
-        scores = np.zeros(len(self._units))
-        for client, scorer in self.scorers.items():
-            scores[self._numbers[client]] = scorer.scores
-        return scores
-
-    def _claimed(self) -> float | None:
-        if not self.experiment.privacy.settings.spends:
-            return None
-        spent = self._spent(self.committed)
-        return max(spent[client]["epsilon"] or 0.0 for client in self.scorers)
-
-    def _losses(self) -> NDArray[np.float64]:
-        return losses(self.experiment.model, self.experiment.task, self._units)
-
-    def _finish(self, state: State) -> dict[str, Any]:
-        """Takes the losses of the final model, and what is spent."""
-        self.epsilon = self._claimed()
-        self.engine.enter(None, self.committed, state.tensors)
-        self.by_losses = self.by_losses - self._losses()
-        self.experiment.model.restore()
-        return super()._finish(state)
 
 
 SUM = "all clients, summed"
@@ -263,40 +182,6 @@ def observe_round(source: Source, listen: Listener) -> ObservedRound:
         everything = [example for own in seen for example in own.examples]
         together.append(Seen(SUM, seen[0].plan, run.last.tensors, everything, len(seen)))
     return ObservedRound(experiment, [*(() if hidden else seen), *together])
-
-
-def change_of(model: Model, update: Tensors, *, changes: bool) -> dict[str, Tensor]:
-    """Returns what parameters of a model are changed by, float32; what else an update holds is left out.
-
-    Args:
-        model: The model, with the values of the plan.
-        update: What was sent.
-        changes: Whether that are changes already (`Method.sends_changes`).
-    """
-    known = model.tensors(model.layout.all)
-    return {
-        name: tensor.float() if changes else tensor.float() - known[name].float().to(tensor.device)
-        for name, tensor in update.items()
-        if name in known and tensor.is_floating_point() and tensor.shape == known[name].shape
-    }
-
-
-def canary_run(experiment: Experiment, canaries: Canaries, listen: Listener) -> CanaryRun:
-    """Makes the run; nothing of it is left but what was seen.
-
-    Raises:
-        FedstrataError: It failed, or nothing of the model has left a client that holds canaries.
-    """
-    with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
-        run = CanaryRun(experiment, Path(folder), listen, canaries)
-        run_to_its_end(run)
-        unseen = [name for name, own in run.scorers.items() if not own.seen]
-        if unseen:
-            message = (
-                f"no parameter of the model has left {unseen[0]}, which holds canaries: nothing to judge"
-            )
-            raise FedstrataError(f"{message} ({experiment.method.name}, {run.committed} rounds)")
-    return run
 
 
 def divided(experiment: Experiment) -> list[Problem]:

@@ -18,7 +18,7 @@ from fedstrata.metrics.text import overlap_scores
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.search import Text, arranged, bag_of, search_span
 from fedstrata.privacy.attacks.span import Reader, Span, readers_of
-from fedstrata.record.findings import Finding, Reading
+from fedstrata.record.findings import Finding, FindingTable, Reading
 from fedstrata.record.words import duration
 
 TOKENS = 1
@@ -198,9 +198,7 @@ def finding_of(found: Sequence[Recovery], *, shown: bool) -> Finding:
     seconds = duration(sum(own.seconds for own in found))
     return Finding(
         "span",
-        TITLE,
-        COLUMNS,
-        [_cells(own) for own in found],
+        [FindingTable(TITLE, COLUMNS, [_cells(own) for own in found])],
         [
             "a server that follows the protocol and knows the model looked for texts in what left clients in "
             f"the first round, {seconds}",

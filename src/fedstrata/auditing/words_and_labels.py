@@ -17,7 +17,7 @@ from fedstrata.auditing.observed_run import SUM, ObservedRound, Seen
 from fedstrata.auditing.text_recovery import texts_of
 from fedstrata.core.task import Task
 from fedstrata.privacy.attacks.row_changes import Words, labels_in, words_in
-from fedstrata.record.findings import Finding, Reading
+from fedstrata.record.findings import Finding, FindingTable, Reading
 from fedstrata.record.words import ABSENT, duration, plural
 
 COLUMNS = (
@@ -154,9 +154,7 @@ def finding_of(found: Sequence[Inversion], *, shown: bool) -> Finding:
         says.append("labels: no head with an output for each label travels")
     return Finding(
         "invert",
-        TITLE,
-        COLUMNS,
-        [_cells(own) for own in found],
+        [FindingTable(TITLE, COLUMNS, [_cells(own) for own in found])],
         says,
         {"found": [_facts(own) for own in found]},
         [own.reading for own in found if own.seen != SUM or len(found) == 1] if shown else (),

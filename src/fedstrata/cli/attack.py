@@ -8,7 +8,6 @@ report.
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from fedstrata.display.tables import new_table, say
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedstrata.auditing.membership import Membership
     from fedstrata.record.findings import Finding
 
 USUAL = "hidden"
@@ -141,14 +139,25 @@ def membership(
         list[str] | None, typer.Option(help="Whose patients they are; give it once for each. All if none.")
     ] = None,
     score: Annotated[
-        Literal["updates", "losses"],
-        typer.Option(help="What decides: all updates, or how far a canary's loss has fallen."),
+        Literal["updates", "losses", "threshold", "lira"],
+        typer.Option(
+            help="What decides: all updates, how far a canary's loss has fallen, how low it is in the end, "
+            "or how that compares with shadow runs."
+        ),
     ] = "updates",
+    shadows: Annotated[
+        int, typer.Option(min=0, help="Further runs, of which the score lira is made: 4 or more; 0: no lira.")
+    ] = 0,
+    falsified: Annotated[
+        Literal["half", "none"] | None,
+        typer.Option(
+            help="Run once more with less noise than is claimed, and tell what each score finds then: with "
+            "that of twice the epsilon (half), or with none."
+        ),
+    ] = None,
     raise_units: RaiseUnits = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for membership.json and membership.md.")] = Path(
-        "membership"
-    ),
+    as_json: AsJson = False,
+    out: Out = None,
     debug: Debug = False,
 ) -> None:
     """Tell who was trained on, as an honest but curious server could, and hold it against the claim.
@@ -157,28 +166,25 @@ def membership(
 
     Example: fedstrata attack membership site.yaml --canaries 1000 --client site-1
     """
-    file, overrides = sort_arguments(arguments or [])
-
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     from fedstrata.auditing import audit_report  # noqa: PLC0415
     from fedstrata.auditing.membership import Target, audit_membership  # noqa: PLC0415
 
-    console = Console(quiet=as_json)
+    console, (source, run) = Console(quiet=as_json), _asked(arguments)
 
     def listen(event: str, facts: Mapping[str, Any]) -> None:
         if event == "round":
             say(console, f"round {facts['round']} is made and seen")
+        elif event == "shadow":
+            say(console, f"shadow run {facts['number']} of {facts['shadows']} is made")
+        elif event == "falsified":
+            say(console, f"once more, with noise of {facts['sigma']:g} times the clipping norm")
 
     say(console, "preparing the data and the model ...")
-    target = Target(canaries, words, tuple(client or ()), score, raise_units)
-    found = audit_membership(configuration(_settings_of(file), overrides), target, listen)
-    audit_report.write_membership(found, out)
-    if as_json:
-        typer.echo(json.dumps(audit_report.facts_of(found), indent=2, allow_nan=False))
-        return
-    _show(console, found)
-    say(console, f"membership.json and membership.md in {out}")
+    target = Target(canaries, words, tuple(client or ()), score, raise_units, shadows, falsified)
+    finding = audit_report.finding_of(audit_membership(source, target, listen))
+    _tell(console, finding, _folder(out, run), run, as_json=as_json)
 
 
 @app.command()
@@ -265,27 +271,16 @@ def _tell(console: Console, finding: Finding, folder: Path, run: Path | None, *,
     if as_json:
         typer.echo(finding.as_json())
         return
-    table = new_table(finding.title, finding.columns, overflow="fold")
-    for row in finding.rows:
-        table.add_row(*row)
-    console.print(table)
+    for own in finding.tables:
+        table = new_table(own.title, own.columns, overflow="fold")
+        for row in own.rows:
+            table.add_row(*row)
+        console.print(table)
     for sentence in finding.says:
         say(console, sentence)
-    for own in finding.readings:
-        say(console, f"{own.seen}: {_short(own.text)} was read as {_short(own.read)}")
+    for reading in finding.readings:
+        say(console, f"{reading.seen}: {_short(reading.text)} was read as {_short(reading.read)}")
     say(console, f"written: {', '.join(map(str, told))}")
-
-
-def _show(console: Console, found: Membership) -> None:
-    """Prints what was found: a table, and what it proves."""
-    from fedstrata.auditing import audit_report  # noqa: PLC0415 - heavy
-
-    table = new_table(audit_report.TITLE, audit_report.COLUMNS, overflow="fold")
-    for row in audit_report.rows_of(found):
-        table.add_row(*row)
-    console.print(table)
-    for line in audit_report.words_of(found):
-        say(console, line)
 
 
 def _settings_of(file: Path | None) -> Path | None:

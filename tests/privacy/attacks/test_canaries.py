@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import comb
+
 import numpy as np
 import pytest
 from support import TINY
@@ -12,7 +14,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.task import Task
 from fedstrata.data.split import Split
 from fedstrata.engine.prepare import Experiment, prepare
-from fedstrata.privacy.attacks.canaries import Canaries, make_canaries, require_drawable
+from fedstrata.privacy.attacks.canaries import Canaries, make_canaries, require_drawable, shadow_coins
 from fedstrata.tasks import TASKS
 
 NER = "task={name: ner, types: [problem, drug]}"
@@ -70,6 +72,23 @@ def test_coins_are_fair_and_know_nothing_of_how_many_there_are() -> None:
     few, many = made(experiment, 10), made(experiment, 20)
     assert few.documents == many.documents[:10]
     assert not np.array_equal(made(experiment, 40, 1).included, made(experiment, 40, 2).included)
+
+
+@pytest.mark.parametrize("runs", [4, 5, 16])
+def test_shadow_coins_are_balanced_and_know_nothing_of_the_targets(runs: int) -> None:
+    count = 4000
+    coins = shadow_coins(count, runs, Seed(1).child("shadow"))
+    assert coins.shape == (runs, count)
+    assert (coins.sum(axis=0) == runs // 2).all()
+    halves = {tuple(own) for own in coins.T.tolist()}
+    assert len(halves) > min(comb(runs, runs // 2), count) / 2, "each canary has a half of its own"
+    target = Seed(1).child("canaries", "coins").numpy().random(count) < 0.5
+    expected = runs // 2 / runs
+    for own in coins:
+        assert own.mean() == pytest.approx(expected, abs=0.04)
+        assert own[target].mean() == pytest.approx(own[~target].mean(), abs=0.07)
+    others = shadow_coins(count, runs, Seed(2).child("shadow"))
+    assert (coins == others).mean() == pytest.approx(expected**2 + (1 - expected) ** 2, abs=0.02)
 
 
 def test_those_that_are_left_out_are_in_no_documents() -> None:

@@ -71,11 +71,14 @@ def test_draws_are_found_though_gradients_are_alike() -> None:
     gram, products = gradients @ gradients.T, gradients @ (gradients.T @ counts)
     assert np.corrcoef(draws(products, gram, 0.0), counts)[0, 1] > 0.9
     assert np.corrcoef(products, counts)[0, 1] < 0.6
-    noisy = draws(products, gram, 1e9)  # as if there were nothing but noise: products, less their mean
-    centred = products - gram.sum(axis=1) * (gram.sum(axis=1) @ products) / (
-        gram.sum(axis=1) @ gram.sum(axis=1)
-    )
-    assert np.corrcoef(noisy, centred)[0, 1] > 0.999
+    believed = draws(products, gram, 1e9)  # somebody claims that there is much noise, and there is none
+    assert np.corrcoef(believed, counts)[0, 1] > 0.9
+    noisy = products + gradients @ generator.normal(scale=1e5, size=400)
+    sums = gram.sum(axis=1)
+    centred = noisy - sums * (sums @ noisy) / (sums @ sums)  # nothing but noise: products, less their mean
+    assert np.corrcoef(draws(noisy, gram, 1e9), centred)[0, 1] > 0.99
+    assert np.corrcoef(draws(noisy, gram, 1.0), centred)[0, 1] < 0.9, "there is no more than is claimed"
+    assert not draws(np.zeros(3), np.zeros((3, 3)), 1.0).any()
 
 
 def test_noise_by_the_variance_of_draws() -> None:
@@ -93,4 +96,11 @@ def test_losses_are_means_over_a_canarys_own_terms() -> None:
         with torch.no_grad():
             loss, count = task.loss(module_, task.collate(unit))
         expected.append(float(loss / count))
-    assert losses(own.experiment.model, task, scorer.units).tolist() == pytest.approx(expected)
+    found = losses(own.experiment.model, task, scorer.units)
+    assert found.tolist() == pytest.approx(expected)
+    seen = [set(np.concatenate(unit[0].windows).tolist()) for unit in scorer.units]
+    with torch.no_grad():  # a word of the first alone is unknown to the model
+        module_.get_input_embeddings().weight[next(iter(seen[0] - seen[1] - seen[2]))] = torch.inf
+    broken = losses(own.experiment.model, task, scorer.units).tolist()
+    assert broken[1:] == pytest.approx(expected[1:])
+    assert broken[0] == max(broken[1:]), "who cannot be learnt is not taken for somebody who was"

@@ -93,6 +93,23 @@ def make_canaries(
     return Canaries(documents, owners, included)
 
 
+def shadow_coins(canaries: int, runs: int, seed: Seed) -> NDArray[np.bool_]:
+    """Deals out who is trained on in shadow runs: each canary in half of them (of an odd number in one less).
+
+    Which half is drawn for each canary by itself, so that these coins know nothing of any others.
+
+    Args:
+        canaries: How many there are.
+        runs: How many runs.
+        seed: Of what is drawn.
+
+    Returns:
+        Whether each canary is trained on, (runs, canaries).
+    """
+    half = np.arange(runs)[:, None] < runs // 2
+    return seed.numpy().permuted(np.tile(half, (1, canaries)), axis=0)
+
+
 def _word(tokenizer: Any, special: frozenset[int], generator: np.random.Generator) -> str:
     for _ in range(TRIES):
         drawn = int(generator.integers(len(tokenizer)))

@@ -19,7 +19,7 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.inversion import Leakage, Observed, attack
-from fedstrata.record.findings import Finding
+from fedstrata.record.findings import Finding, FindingTable
 from fedstrata.record.words import plural
 from fedstrata.split.divide import ends_of
 from fedstrata.split.ends import Ends, Front
@@ -175,9 +175,7 @@ def finding_of(attempts: Sequence[Attempt], target: Target, facts: Mapping[str, 
     ]
     return Finding(
         "hidden",
-        TITLE,
-        COLUMNS,
-        [cells(each) for each in attempts],
+        [FindingTable(TITLE, COLUMNS, [cells(each) for each in attempts])],
         says,
         {**facts, "target": asdict(target), "rows": rows},
     )

@@ -10,11 +10,17 @@ linear guess of c (a Wiener filter, or ridge regression) is
 
 with m the same for all canaries, by least squares. Where noise is large r is, and a score is the product y
 but for what all canaries have in common; without noise it is the solution of y = K c. The products alone are
-a much weaker attack: gradients of canaries point in similar directions (docs/membership.md).
+a much weaker attack: gradients of canaries point in similar directions (docs/membership.md). What the
+claim says of r may be false, which is what an audit is for: it is the largest r that is taken, and of smaller
+ones the likeliest, as if draws and noise were Gaussian. Along an eigenvector of K, of eigenvalue l, y - K m
+then has the variance l (l + r), but for a factor.
 
-**By losses.** How much the loss of a canary has fallen from the first model to the last.
+**By losses.** How much the loss of a canary has fallen from the first model to the last (`losses`); how low
+it is with the last (`threshold`: Yeom, Giacomelli, Fredrikson and Jha, "Privacy Risk in Machine Learning:
+Analyzing the Connection to Overfitting", CSF 2018); or how much likelier it is if the canary was in than if
+not, as shadow runs tell (`lira`, see that module).
 
-Neither looks at who was in.
+None looks at who was in.
 """
 
 import math
@@ -32,6 +38,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.task import Task
 from fedstrata.core.types import Tensors
 from fedstrata.models.state import Model
+from fedstrata.privacy.attacks.changes import change_of
 from fedstrata.privacy.row_gradients import SHORTEST, RowGradients, hookable, row_hooks, rows_at_a_time
 from fedstrata.train.local import to_device
 
@@ -41,6 +48,10 @@ ROWS = 64
 """Canaries that go through the model at a time, at most."""
 LEAST_RIDGE = 0.1
 """r as a share of the mean squared length of a gradient, at least: for what the equation leaves out."""
+RIDGES = 64
+"""Values of r that are tried, in equal ratios."""
+FLAT = 1e-6
+"""Eigenvalues of K below this share of the largest are what float32 has left of 0."""
 
 
 @dataclass
@@ -52,8 +63,9 @@ class UpdateScores:
         task: What encodes and learns canaries.
         units: The examples of each canary.
         clip: The most that a canary's gradient is long in training; infinite where none is clipped.
-        ridge: r; see `ridge_of`.
+        ridge: r by the claim; see `ridge_of`.
         seed: Of the coordinates by which products of gradients are estimated, where there are too many.
+        sends_changes: Whether updates are changes already, and not values.
         scores: How often each canary was drawn, as it seems, (canaries,); over all updates seen.
         seen: How many updates that is.
         share: The share of the coordinates that products of gradients were made of.
@@ -65,6 +77,7 @@ class UpdateScores:
     clip: float
     ridge: float
     seed: Seed
+    sends_changes: bool = False
     scores: NDArray[np.float64] = field(init=False)
     seen: int = 0
     share: float = 1.0
@@ -78,17 +91,11 @@ class UpdateScores:
         Args:
             update: What the client has sent.
         """
-        known = self.model.tensors(self.model.layout.all)
-        names = [
-            name
-            for name, tensor in update.items()
-            if name in known and tensor.is_floating_point() and tensor.shape == known[name].shape
-        ]
-        if not names or not self.units:
+        change = change_of(self.model, update, changes=self.sends_changes)
+        if not change or not self.units:
             return
-        own = self.model.tensors(names)  # against the direction in which the client has moved
-        changes = [own[name].float() - update[name].to(own[name].device).float() for name in names]
-        products, gradients = self._products(names, changes)
+        # Against the direction in which the client has moved.
+        products, gradients = self._products(list(change), [-own for own in change.values()])
         gram = (gradients @ gradients.T).double().cpu().numpy() / self.share
         self.scores += draws(products, gram, self.ridge)
         self.seen += 1
@@ -184,13 +191,37 @@ def draws(products: NDArray[np.float64], gram: NDArray[np.float64], ridge: float
     Args:
         products: Of each canary's gradient with the change, (canaries,).
         gram: Of gradients with each other, K, (canaries, canaries).
-        ridge: r.
+        ridge: r by the claim.
     """
     sums = gram.sum(axis=1)
     mean = float(sums @ products) / max(float(sums @ sums), SHORTEST)
-    own = max(ridge, LEAST_RIDGE * float(np.diag(gram).mean()), SHORTEST)
-    solved: NDArray[np.float64] = np.linalg.solve(gram + own * np.eye(len(gram)), products - mean * sums)
+    least = max(LEAST_RIDGE * float(np.diag(gram).mean()), SHORTEST)
+    eigenvalues, vectors = np.linalg.eigh(gram)
+    rotated = vectors.T @ (products - mean * sums)
+    own = _likeliest_ridge(rotated, eigenvalues, least, max(ridge, least))
+    solved: NDArray[np.float64] = vectors @ (rotated / (np.maximum(eigenvalues, 0.0) + own))
     return mean + solved
+
+
+def _likeliest_ridge(
+    rotated: NDArray[np.float64], eigenvalues: NDArray[np.float64], least: float, most: float
+) -> float:
+    """Returns r, by the likelihood of products in the directions in which there are gradients.
+
+    Args:
+        rotated: y - K m along each eigenvector of K, (canaries,).
+        eigenvalues: Those of K, (canaries,).
+        least: The least r.
+        most: The largest.
+    """
+    known = eigenvalues > FLAT * eigenvalues.max()
+    if not rotated[known].any():
+        return most
+    candidates = np.geomspace(least, most, RIDGES)
+    variances = eigenvalues[known] * (eigenvalues[known] + candidates[:, None])  # (ridges, directions)
+    factors = (rotated[known] ** 2 / variances).mean(axis=1)
+    surprises = np.log(variances).mean(axis=1) + np.log(factors)
+    return float(candidates[np.argmin(surprises)])
 
 
 def ridge_of(deviation: float, steps: int, rate: float) -> float:
@@ -209,11 +240,15 @@ def ridge_of(deviation: float, steps: int, rate: float) -> float:
 
 @torch.inference_mode()
 def losses(model: Model, task: Task, units: Sequence[Sequence[Any]]) -> NDArray[np.float64]:
-    """Returns the mean loss of each canary with the model as it is, (canaries,)."""
+    """Returns the mean loss of each canary with the model as it is, (canaries,).
+
+    One that is no finite number counts as the largest that is.
+    """
     model.module.train(False)
     found = []
     for unit in units:
         batch: Mapping[str, Tensor] = to_device(task.collate(unit), model.device)
         loss, count = task.loss(model.module, batch)
         found.append(float(loss) / max(float(count), 1.0))
-    return np.array([each if math.isfinite(each) else 0.0 for each in found])
+    largest = max(filter(math.isfinite, found), default=0.0)
+    return np.array([each if math.isfinite(each) else largest for each in found])
