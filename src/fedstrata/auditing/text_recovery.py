@@ -19,7 +19,7 @@ from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.search import Text, arranged, bag_of, search_span
 from fedstrata.privacy.attacks.span import Reader, Span, readers_of
 from fedstrata.record.findings import Finding, FindingTable, Reading
-from fedstrata.record.words import duration
+from fedstrata.record.words import duration, plural
 
 TOKENS = 1
 """Tokens that a text may lack at its end: nothing comes back from the last one of a language model."""
@@ -193,7 +193,7 @@ def finding_of(found: Sequence[Recovery], *, shown: bool) -> Finding:
     whole = [own for own in found if own.exact == own.texts]
     verdict = (
         f"{sum(own.exact for own in found)} of {sum(own.texts for own in found)} texts were read "
-        f"from beginning to end, {len(whole)} of {len(found)} times all of them"
+        f"from beginning to end; all of them in {len(whole)} of {plural(len(found), 'update')} and sums"
     )
     seconds = duration(sum(own.seconds for own in found))
     return Finding(

@@ -55,6 +55,19 @@ def test_hooks_and_single_units_give_the_same_scores(monkeypatch: pytest.MonkeyP
     assert np.allclose(hooked.scores, single.scores, rtol=1e-3, atol=1e-5)
 
 
+def test_a_change_tells_what_the_value_tells() -> None:
+    """FedTLU sends changes, other methods values."""
+    own = private_client(SHORT)
+    values, changes = scorer_of(own, 10), scorer_of(own, 10)
+    changes.sends_changes = True
+    update = update_of(own, values.units[:4])
+    before = own.experiment.model.tensors(own.names)
+    values.see(update)
+    changes.see({name: tensor - before[name] for name, tensor in update.items()})
+    assert values.scores.any()
+    assert np.allclose(values.scores, changes.scores, rtol=1e-3, atol=1e-5)
+
+
 def test_what_is_no_parameter_says_nothing() -> None:
     scorer = scorer_of(private_client(SHORT), 4)
     scorer.see({"strange": torch.ones(3)})

@@ -39,7 +39,7 @@ a text's end is near to its space as well."""
 ROUNDING = 1e-3
 """How far from it a token may seem that lies in it, however near those before it are."""
 MOST_BEGUN = 64
-"""Texts that are searched for at a time, at most."""
+"""Texts that may be found side by side: where there are more, nothing is told apart."""
 MOST_ARRANGEMENTS = 4096
 """Of a bag of tokens so many texts are tried, at most."""
 _CANDIDATES_AT_A_TIME, _TOKENS_AT_A_TIME = 1024, 2**14
@@ -168,11 +168,10 @@ def search_span(
             for at in near:
                 distance, text = float(distances[at]), (*tokens, int(among[at]))
                 grown.append((distance, text, max(distance, farthest if tokens else 0.0), cache))
+        if len(grown) > MOST_BEGUN:  # what so many lie in tells no text from another
+            return []
         grown.sort(key=lambda each: each[0])
-        begun = [
-            (text, farthest, behind.with_token(cache, text[-1]))
-            for _, text, farthest, cache in grown[: min(span.rank, MOST_BEGUN)]
-        ]
+        begun = [(text, farthest, behind.with_token(cache, text[-1])) for _, text, farthest, cache in grown]
     found += [tokens for tokens, _, _ in begun]
     told = {tokens for tokens in found if len(set(tokens)) > 1}  # one token again and again is read alike
     return sorted(told, key=lambda tokens: (-len(tokens), tokens))

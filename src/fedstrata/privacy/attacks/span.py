@@ -27,9 +27,10 @@ from fedstrata.models.state import Model
 
 LEAST_GAP = 10.0
 """Singular values of a space are at least this many times those of what is left, where there is a gap."""
-ABOVE_FLOOR, LEAST_HEIGHT = 3.0, 1e3
+ABOVE_FLOOR, LEAST_HEIGHT, FULLEST_WITHOUT_GAP = 3.0, 1e3, 0.75
 """Where there is none, since inputs moved from step to step: those of a space are this many times as large as
-the floor that rounding leaves, which most of them lie at, and the largest one is far above it."""
+the floor that rounding leaves, which most of them lie at, the largest one is far above it, and they are no
+more than this share of all."""
 FULLEST = 0.95
 """Of all directions so many may be read: the last singular value of any matrix is small."""
 SMALLEST = 1e-12
@@ -229,6 +230,6 @@ def span_of(rows: Tensor) -> Span | None:
     rank = int(wide[-1]) + 1 if len(wide) else 0  # below the last one is rounding alone
     if not rank:
         rank = int((kept > ABOVE_FLOOR * floor).sum())
-        if float(kept[0]) < LEAST_HEIGHT * floor or rank > len(gaps):
+        if float(kept[0]) < LEAST_HEIGHT * floor or rank > FULLEST_WITHOUT_GAP * len(sizes):
             return None
     return Span(directions[:rank].T.contiguous(), float(gaps[rank - 1]))
