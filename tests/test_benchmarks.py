@@ -217,6 +217,17 @@ def test_what_is_disturbed_ends_as_if_nobody_had(
 
 
 @pytest.mark.slow
+def test_the_gates_of_texts_in_updates_hold() -> None:
+    """Undefended all is read, or the attack is broken; with privacy, and in a sum of many tokens, nothing."""
+    script = REPOSITORY / "benchmarks" / "privacy" / "span.py"
+    command = [sys.executable, str(script), "--seeds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    gates = json.loads(done.stdout.splitlines()[-1])
+    assert gates.pop("minutes") > 0
+    assert gates == {"undefended_recovered": 1.0, "dp_recovered": 0.0, "secure_sum_recovered": 0.0}
+
+
+@pytest.mark.slow
 def test_two_mistakes_in_the_mechanism_are_noticed() -> None:
     script = REPOSITORY / "benchmarks" / "privacy" / "mutations.py"
     names = ("half of sigma", "a killed turn is not spent")
