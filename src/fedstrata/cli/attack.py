@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -41,6 +42,22 @@ RaiseUnits = Annotated[
     typer.Option(
         "--raise-units",
         help="Raise privacy.units and privacy.expected_batch by one factor, so that they hold canaries.",
+    ),
+]
+
+
+DecidingScore = Annotated[
+    Literal["updates", "losses", "threshold", "lira"],
+    typer.Option(
+        help="What decides: all updates, how far a canary's loss has fallen, how low it is in the end, or "
+        "how that compares with shadow runs."
+    ),
+]
+MadeFalse = Annotated[
+    Literal["half", "none"] | None,
+    typer.Option(
+        help="Run once more with less noise than is claimed, and tell what each score finds then: with that "
+        "of twice the epsilon (half), or with none."
     ),
 ]
 
@@ -123,23 +140,11 @@ def membership(
     client: Annotated[
         list[str] | None, typer.Option(help="Whose patients they are; give it once for each. All if none.")
     ] = None,
-    score: Annotated[
-        Literal["updates", "losses", "threshold", "lira"],
-        typer.Option(
-            help="What decides: all updates, how far a canary's loss has fallen, how low it is in the end, "
-            "or how that compares with shadow runs."
-        ),
-    ] = "updates",
+    score: DecidingScore = "updates",
     shadows: Annotated[
         int, typer.Option(min=0, help="Further runs, of which the score lira is made: 4 or more; 0: no lira.")
     ] = 0,
-    falsified: Annotated[
-        Literal["half", "none"] | None,
-        typer.Option(
-            help="Run once more with less noise than is claimed, and tell what each score finds then: with "
-            "that of twice the epsilon (half), or with none."
-        ),
-    ] = None,
+    falsified: MadeFalse = None,
     raise_units: RaiseUnits = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for membership.json and membership.md.")] = Path(
@@ -162,17 +167,10 @@ def membership(
 
     console = Console(quiet=as_json)
 
-    def listen(event: str, facts: Mapping[str, Any]) -> None:
-        if event == "round":
-            say(console, f"round {facts['round']} is made and seen")
-        elif event == "shadow":
-            say(console, f"shadow run {facts['number']} of {facts['shadows']} is made")
-        elif event == "falsified":
-            say(console, f"once more, with noise of {facts['sigma']:g} times the clipping norm")
-
     say(console, "preparing the data and the model ...")
     target = Target(canaries, words, tuple(client or ()), score, raise_units, shadows, falsified)
-    found = audit_membership(configuration(_settings_of(file), overrides), target, listen)
+    source = configuration(_settings_of(file), overrides)
+    found = audit_membership(source, target, partial(_tell, console))
     audit_report.write_membership(found, out)
     if as_json:
         typer.echo(json.dumps(audit_report.facts_of(found), indent=2, allow_nan=False))
@@ -231,6 +229,16 @@ def span(
 
 def _cell(value: float | str | None) -> str:
     return "all" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _tell(console: Console, event: str, facts: Mapping[str, Any]) -> None:
+    """Prints how far a membership audit has come."""
+    if event == "round":
+        say(console, f"round {facts['round']} is made and seen")
+    elif event == "shadow":
+        say(console, f"shadow run {facts['number']} of {facts['shadows']} is made")
+    elif event == "falsified":
+        say(console, f"once more, with noise of {facts['sigma']:g} times the clipping norm")
 
 
 def _show(console: Console, found: Membership) -> None:
