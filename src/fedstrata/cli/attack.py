@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -19,12 +20,12 @@ from typer.core import TyperGroup
 
 from fedstrata.cli.options import Debug, configuration, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.settings.source import Source
 from fedstrata.display.tables import new_table, say
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedstrata.core.settings.source import Source
     from fedstrata.record.findings import Finding
 
 USUAL = "hidden"
@@ -60,6 +61,22 @@ RaiseUnits = Annotated[
     typer.Option(
         "--raise-units",
         help="Raise privacy.units and privacy.expected_batch by one factor, so that they hold canaries.",
+    ),
+]
+
+
+DecidingScore = Annotated[
+    Literal["updates", "losses", "threshold", "lira"],
+    typer.Option(
+        help="What decides: all updates, how far a canary's loss has fallen, how low it is in the end, or "
+        "how that compares with shadow runs."
+    ),
+]
+MadeFalse = Annotated[
+    Literal["half", "none"] | None,
+    typer.Option(
+        help="Run once more with less noise than is claimed, and tell what each score finds then: with that "
+        "of twice the epsilon (half), or with none."
     ),
 ]
 
@@ -138,23 +155,11 @@ def membership(
     client: Annotated[
         list[str] | None, typer.Option(help="Whose patients they are; give it once for each. All if none.")
     ] = None,
-    score: Annotated[
-        Literal["updates", "losses", "threshold", "lira"],
-        typer.Option(
-            help="What decides: all updates, how far a canary's loss has fallen, how low it is in the end, "
-            "or how that compares with shadow runs."
-        ),
-    ] = "updates",
+    score: DecidingScore = "updates",
     shadows: Annotated[
         int, typer.Option(min=0, help="Further runs, of which the score lira is made: 4 or more; 0: no lira.")
     ] = 0,
-    falsified: Annotated[
-        Literal["half", "none"] | None,
-        typer.Option(
-            help="Run once more with less noise than is claimed, and tell what each score finds then: with "
-            "that of twice the epsilon (half), or with none."
-        ),
-    ] = None,
+    falsified: MadeFalse = None,
     raise_units: RaiseUnits = False,
     as_json: AsJson = False,
     out: Out = None,
@@ -173,17 +178,9 @@ def membership(
 
     console, (source, run) = Console(quiet=as_json), _asked(arguments)
 
-    def listen(event: str, facts: Mapping[str, Any]) -> None:
-        if event == "round":
-            say(console, f"round {facts['round']} is made and seen")
-        elif event == "shadow":
-            say(console, f"shadow run {facts['number']} of {facts['shadows']} is made")
-        elif event == "falsified":
-            say(console, f"once more, with noise of {facts['sigma']:g} times the clipping norm")
-
     say(console, "preparing the data and the model ...")
     target = Target(canaries, words, tuple(client or ()), score, raise_units, shadows, falsified)
-    finding = audit_report.finding_of(audit_membership(source, target, listen))
+    finding = audit_report.finding_of(audit_membership(source, target, partial(_say_event, console)))
     _tell(console, finding, _folder(out, run), run, as_json=as_json)
 
 
@@ -243,6 +240,16 @@ def invert(
     found = list(words_and_labels.inversions(observed))
     finding = words_and_labels.finding_of(found, shown=show_text or observed.made_up)
     _tell(console, finding, _folder(out, run), run, as_json=as_json)
+
+
+def _say_event(console: Console, event: str, facts: Mapping[str, Any]) -> None:
+    """Prints how far a membership audit has come."""
+    if event == "round":
+        say(console, f"round {facts['round']} is made and seen")
+    elif event == "shadow":
+        say(console, f"shadow run {facts['number']} of {facts['shadows']} is made")
+    elif event == "falsified":
+        say(console, f"once more, with noise of {facts['sigma']:g} times the clipping norm")
 
 
 def _short(text: str) -> str:
