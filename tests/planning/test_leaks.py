@@ -227,7 +227,7 @@ def test_what_the_command_warns_of_the_attack_that_it_names_does(
     (attack,) = shown_by([warning])
     found = call("attack", attack, *chosen, "--json", "--out", str(tmp_path / "out"))
     assert found.status == 0, found.err
-    read = {row["seen"]: row for row in json.loads(found.out) if row["seen"].startswith("site-")}
+    read = {row["seen"]: row for row in json.loads(found.out)["found"] if row["seen"].startswith("site-")}
     assert len(read) == 3
     for site, row in read.items():
         assert row["recovered"] == row["texts"] > 0
