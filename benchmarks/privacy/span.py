@@ -93,7 +93,7 @@ UNDEFENDED, DEFENDED, SUMMED = (
     "layer_skipping; secure sum, many tokens",
 )
 """The rows of the gates."""
-OF_REPORTS = (*list(ROWS)[:12], *list(ROWS)[12:14], "layer_skipping; secure sum, few tokens")
+OF_REPORTS = (*list(ROWS)[:14], "layer_skipping; secure sum, few tokens")
 """The rows that whole reports have too, one at each site."""
 LONGEST = 32
 

@@ -1,6 +1,6 @@
 """What a membership audit found, in words, as a table and as JSON; and what it does not prove."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -199,12 +199,6 @@ def _estimated(estimate: Estimate, times: float = 1.0) -> str:
     return f"{value} ({low} to {high})"
 
 
-def tables_of(found: Membership) -> Iterator[tuple[str, Sequence[str], Iterable[Sequence[str]]]]:
-    """Yields each table: its title, its columns and its rows."""
-    yield TITLE, COLUMNS, rows_of(found)
-    yield RATE_TITLE, RATE_COLUMNS, rate_rows_of(found)
-
-
 def rate_rows_of(found: Membership) -> Iterator[tuple[str, ...]]:
     """Yields the rows of the table of scores, the one that decides first: as claimed, then as falsified."""
     runs = [("as set", found.shown)]
@@ -236,7 +230,10 @@ def finding_of(found: Membership) -> Finding:
     says = list(words_of(found))
     if not found.epsilon:
         says.append(f"guesses are planned for a claim of epsilon {REFERENCE.epsilon:g}")
-    tables = [FindingTable(title, columns, list(rows)) for title, columns, rows in tables_of(found)]
+    tables = [
+        FindingTable(TITLE, COLUMNS, list(rows_of(found))),
+        FindingTable(RATE_TITLE, RATE_COLUMNS, list(rate_rows_of(found))),
+    ]
     each = {name: own.tolist() for name, own in found.shown.scores.items()}
     details = {"of_each": {"included": found.included.tolist(), **each}}
     return Finding("membership", tables, says, facts_of(found), details=details)

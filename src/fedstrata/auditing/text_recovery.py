@@ -146,14 +146,14 @@ def _recovery(
     scores = [[_overlap(each, text) for each in words] for text in wanted]
     nearest = [max(range(len(words)), key=own.__getitem__) if words else None for own in scores]
     best = [0.0 if at is None else own[at] for own, at in zip(scores, nearest, strict=True)]
-    tokens = sum(map(len, texts))
+    tokens, whole = sum(map(len, texts)), set(found.texts)
     return Recovery(
         seen,
         len(texts),
         tokens,
         0 if found.reader is None else found.reader.directions,
         None if found.span is None else found.span.rank,
-        sum(_is_found(text, set(found.texts), longest) for text in texts),
+        sum(_is_found(text, whole, longest) for text in texts),
         _named(texts, found) / max(tokens, 1),
         sum(best) / max(len(best), 1),
         found.why,

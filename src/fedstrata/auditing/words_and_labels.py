@@ -74,9 +74,13 @@ def inversions(observed: ObservedRound) -> Iterator[Inversion]:
         started = time.perf_counter()
         true, several = _shares(task, seen, len(classes))
         seed = experiment.seed.child("inversion")
-        told = None
+        told, labels_off, unlearnt_off = None, None, None
         if true is not None:
             told = labels_in(model, change, len(classes), seed, several=several, rate=observed.rate(seen))
+        if told is not None and true is not None:
+            labels_off, unlearnt_off = (
+                float((own - true).abs().mean()) for own in (told.shares, told.expected)
+            )
         words = words_in(model, change)
         there = Counter(token for text in texts_of(task, seen) for token in text)
         yield Inversion(
@@ -85,8 +89,8 @@ def inversions(observed: ObservedRound) -> Iterator[Inversion]:
             None if words is None else len(words.found),
             0 if words is None else len(words.found & there.keys()),
             None if words is None else _area(words, there),
-            None if told is None or true is None else float((told.shares - true).abs().mean()),
-            None if told is None or true is None else float((told.expected - true).abs().mean()),
+            labels_off,
+            unlearnt_off,
             time.perf_counter() - started,
             Reading(
                 seen.name,
@@ -117,8 +121,9 @@ def _area(words: Words, there: Counter[int]) -> float | None:
 
 
 def _likeliest(words: Words | None) -> list[int]:
-    found = [] if words is None else sorted(words.found)
-    return sorted(found, key=lambda token: -float(words.scores[token])) if words is not None else []
+    if words is None:
+        return []
+    return sorted(words.found, key=lambda token: (-float(words.scores[token]), token))
 
 
 def _text(tokenizer: Any, tokens: Any, classes: Sequence[str], shares: Tensor | None) -> str:

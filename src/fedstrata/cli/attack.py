@@ -25,6 +25,7 @@ from fedstrata.display.tables import new_table, say
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from fedstrata.auditing.observed_run import ObservedRound
     from fedstrata.core.settings.source import Source
     from fedstrata.record.findings import Finding
 
@@ -199,14 +200,9 @@ def span(
 
     Example: fedstrata attack span site.yaml data.limit=2 training.optimizer=sgd
     """
-    from rich.console import Console  # noqa: PLC0415 - heavy
+    from fedstrata.auditing import text_recovery  # noqa: PLC0415 - heavy
 
-    from fedstrata.auditing import text_recovery  # noqa: PLC0415
-    from fedstrata.auditing.observed_run import observe_round  # noqa: PLC0415
-
-    console, (source, run) = Console(quiet=as_json), _asked(arguments)
-    say(console, "preparing the data and the model ...")
-    observed = observe_round(source, lambda event, facts: None)
+    console, observed, run = _observed(arguments, as_json=as_json)
     found = []
     for own in text_recovery.recoveries(observed, longest):
         found.append(own)
@@ -229,17 +225,23 @@ def invert(
 
     Example: fedstrata attack invert site.yaml 'method={name: fedavg}'
     """
+    from fedstrata.auditing import words_and_labels  # noqa: PLC0415 - heavy
+
+    console, observed, run = _observed(arguments, as_json=as_json)
+    found = list(words_and_labels.inversions(observed))
+    finding = words_and_labels.finding_of(found, shown=show_text or observed.made_up)
+    _tell(console, finding, _folder(out, run), run, as_json=as_json)
+
+
+def _observed(arguments: list[str] | None, *, as_json: bool) -> tuple[Console, ObservedRound, Path | None]:
+    """Makes the first round; returns where to print, what a server saw, and the run that is named alone."""
     from rich.console import Console  # noqa: PLC0415 - heavy
 
-    from fedstrata.auditing import words_and_labels  # noqa: PLC0415
     from fedstrata.auditing.observed_run import observe_round  # noqa: PLC0415
 
     console, (source, run) = Console(quiet=as_json), _asked(arguments)
     say(console, "preparing the data and the model ...")
-    observed = observe_round(source, lambda event, facts: None)
-    found = list(words_and_labels.inversions(observed))
-    finding = words_and_labels.finding_of(found, shown=show_text or observed.made_up)
-    _tell(console, finding, _folder(out, run), run, as_json=as_json)
+    return console, observe_round(source, lambda event, facts: None), run
 
 
 def _say_event(console: Console, event: str, facts: Mapping[str, Any]) -> None:

@@ -28,6 +28,7 @@ from torch.nn import functional as F
 from fedstrata.core.seeding import Seed
 from fedstrata.models.blocks import transformers_model
 from fedstrata.models.state import Model
+from fedstrata.policies.select import tied_head
 from fedstrata.privacy.attacks.span import SMALLEST
 
 LEAST_ABOVE = 100.0
@@ -87,8 +88,7 @@ def words_in(model: Model, change: Mapping[str, Tensor]) -> Words | None:
     decay = ((moved * weight).sum(dim=1) / (weight * weight).sum(dim=1).clamp(min=SMALLEST)).median()
     moved = moved - decay * weight
     far = moved.norm(dim=1)
-    tied = len(layers) == 2 and layers[0].weight is layers[1].weight
-    if tied or told[0] != names[layers[0].weight]:
+    if told[0] in tied_head(model) or told[0] != names[layers[0].weight]:
         directions = F.normalize(moved, dim=1)
         alike = directions @ F.normalize(directions.mean(dim=0), dim=0)
         stands_out, scores = (alike < 0.0) & (alike.median() >= LEAST_ALIKE), -alike

@@ -43,6 +43,7 @@ MOST_BEGUN = 64
 MOST_ARRANGEMENTS = 4096
 """Of a bag of tokens so many texts are tried, at most."""
 _CANDIDATES_AT_A_TIME, _TOKENS_AT_A_TIME = 1024, 2**14
+_TEXTS_AT_A_TIME = 64
 _FIRST_PLACES = 2
 """RoBERTa's places begin behind these."""
 
@@ -219,23 +220,25 @@ def arranged(model: Model, bag: Bag, reader: Reader | None, span: Span | None) -
     ends = [place + 1 for place in range(1, length) if end in bag[place]] or [length]
     ways = [[sorted(own - {end}) for own in bag[: last - 1]] + [_last(bag[last - 1], end)] for last in ends]
     count = sum(math.prod(map(len, own)) for own in ways)
-    texts = [text for own in ways for text in itertools.product(*own)] if count <= MOST_ARRANGEMENTS else []
-    if len(texts) > 1:
-        if reader is None or span is None:
-            return None
-        near = _near(torch.cat([_farthest(model, reader, span, text) for text in texts]), span)
-        texts = [texts[at] for at in near]
-    return sorted(texts, key=lambda text: (-len(text), text)) if count <= MOST_ARRANGEMENTS else None
+    if count > MOST_ARRANGEMENTS or (count > 1 and (reader is None or span is None)):
+        return None
+    alike = [list(itertools.product(*own)) for own in ways]  # those of one length together
+    texts = [text for own in alike for text in own]
+    if count > 1 and reader is not None and span is not None:
+        farthest = torch.cat([_farthest(model, reader, span, own) for own in alike if own])
+        texts = [texts[at] for at in _near(farthest, span)]
+    return sorted(texts, key=lambda text: (-len(text), text))
 
 
 def _last(tokens: frozenset[int], end: int | None) -> list[int]:
     return [end] if end is not None and end in tokens else sorted(tokens)
 
 
-def _farthest(model: Model, reader: Reader, span: Span, text: Text) -> Tensor:
-    """Returns how far the input of a text lies from a space that is farthest from it, (1,) float64."""
-    ids = torch.tensor([text], device=model.device)
-    return span.distances(reader.inputs(partial(model.module, input_ids=ids))).amax(dim=1)
+def _farthest(model: Model, reader: Reader, span: Span, texts: Sequence[Text]) -> Tensor:
+    """Returns how far the farthest input of each text of one length lies from a space, (texts,) float64."""
+    parts = torch.split(torch.tensor(texts, device=model.device), _TEXTS_AT_A_TIME)
+    inputs = (reader.inputs(partial(model.module, input_ids=ids)) for ids in parts)
+    return torch.cat([span.distances(own).amax(dim=1) for own in inputs])
 
 
 def _at(bag: Bag, place: int) -> list[int]:
