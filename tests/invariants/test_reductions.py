@@ -133,9 +133,11 @@ def test_fedtlu_with_every_block_is_fedavg(run_tiny: RunTiny, run_once: RunTiny,
     assert_close(fedavg, whole)
 
 
-def test_fedtlu_with_every_block_and_a_proximal_term_is_fedprox(run_tiny: RunTiny) -> None:
-    fedprox = run_tiny("method={name: fedprox, mu: 1.0}", *SGD, out="fedprox")
-    whole = run_tiny("method={name: fedtlu, portion: 1.0, mu: 1.0}", *SGD, out="whole")
+@pytest.mark.parametrize("proximal", ["coupled", pytest.param("decoupled", marks=pytest.mark.slow)])
+def test_fedtlu_with_every_block_and_a_proximal_term_is_fedprox(run_tiny: RunTiny, proximal: str) -> None:
+    term = f"mu: 1.0, proximal: {proximal}"
+    fedprox = run_tiny(f"method={{name: fedprox, {term}}}", *SGD, out="fedprox")
+    whole = run_tiny(f"method={{name: fedtlu, portion: 1.0, {term}}}", *SGD, out="whole")
     assert_close(fedprox, whole)
 
 

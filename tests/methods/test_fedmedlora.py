@@ -43,14 +43,17 @@ def travelling(monkeypatch: pytest.MonkeyPatch) -> dict[type, set[str]]:
     return names
 
 
-def test_sites_are_weighed_by_their_loss_and_their_examples(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.evaluate_every=2")
+@pytest.mark.parametrize("weighting", ["influence_examples", "influence"])
+def test_sites_are_weighed_by_their_loss_and_their_examples(run_tiny: RunTiny, weighting: str) -> None:
+    method = f"method={{name: fedmedlora_plus, weighting: {weighting}}}"
+    run = run_tiny(method, LORA, *SERVER, "federation={rounds: 1, evaluate_every: 2}")
     examples = {event["client"]: event["examples"] for event in run.of("client")}
     for event in run.of("round"):
         facts = event["state"]["influence"]
         assert set(facts) == {"site-1", "site-2", "site-3"}
         raw = {client: math.exp(-own["loss"]) for client, own in facts.items()}
-        weighted = {client: examples[client] * own for client, own in raw.items()}
+        counts = examples if weighting == "influence_examples" else dict.fromkeys(examples, 1)
+        weighted = {client: counts[client] * own for client, own in raw.items()}
         for client, own in facts.items():
             assert own["influence"] == pytest.approx(raw[client] / sum(raw.values()))
             assert own["weight"] == pytest.approx(weighted[client] / sum(weighted.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,11 +11,15 @@ from support import TINY, Finished, RunTiny
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, RobertaConfig
 
 from fedstrata.client.store import ClientStore
+from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import ConfigurationError, TrainingError
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Plan
 from fedstrata.engine.prepare import prepare
 from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.models.state import Model
+from fedstrata.policies.scores import ABOVE_NOISE
 
 SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
 SKETCHED = "method={name: fedtlu, portion: 0.34, selection: sketched, width: 100000}"
@@ -59,6 +64,7 @@ def test_blocks_that_are_not_merged_stay_as_they_were(run_tiny: RunTiny) -> None
     outside = set(run.state.tensors).difference(*blocks)
     assert outside <= changed(run)
     assert not any(key.startswith("_") for key in state)
+    assert len(state["noise_scores"]) == 3 and all(mean > 1.0 for mean, _ in state["noise_scores"])
 
 
 @pytest.mark.slow
@@ -69,6 +75,39 @@ def test_random_blocks_are_drawn_anew_each_round(run_tiny: RunTiny) -> None:
     assert {len(blocks) for blocks in drawn} == {1}
     assert len(set(drawn)) > 1
     assert "block_scores" not in states(run)[0]
+
+
+class Noise:
+    """A cohort whose mean change is pure noise, but for the blocks with a signal."""
+
+    def __init__(self, seed: int, signal: str = "") -> None:
+        self.rng, self.signal, self.told = torch.Generator().manual_seed(seed), signal, list[str]()
+
+    def mean(self, handler: str, plan_of: Callable[[Any], Plan]) -> Mean:
+        """Returns the change of everything."""
+        change = {
+            name: torch.randn(tensor.shape, generator=self.rng) + bool(self.signal and self.signal in name)
+            for name, tensor in plan_of(None).tensors.items()
+        }
+        return Mean(change, {}, {"loss": 1.0}, {})
+
+    def warn(self, message: str) -> None:
+        """Keeps what is told."""
+        self.told.append(message)
+
+
+def test_where_blocks_cannot_be_told_apart_it_is_said_once() -> None:
+    method, model = FedTLU(portion=0.34), prepare(read_source(None, list(TINY))).model
+    state, noise = method.start(model), Noise(1)
+    for number in range(3):
+        state = method.round(state, noise, Seed(number))  # type: ignore[arg-type]
+        assert state.values["above_noise"] <= ABOVE_NOISE
+    (line,) = noise.told
+    assert "as those of pure noise would" in line
+    signal = Noise(1, ".layers.1.")
+    state = method.round(method.start(model), signal, Seed(0))  # type: ignore[arg-type]
+    assert state.values["above_noise"] > ABOVE_NOISE
+    assert state.values["merged_blocks"] == [1] and not signal.told
 
 
 def test_last_changes_what_follows_the_blocks(run_tiny: RunTiny) -> None:
@@ -190,6 +229,7 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
         ("update: full, portion: 0.5", "portion has no meaning with update full"),
         ("width: 64", "width has no meaning"),
         ("portion: 0.0", "portion"),
+        ("proximal: decoupled", "proximal decoupled has no meaning without a proximal term"),
         ("selection: sketched, aggregation: median", "aggregation median compares whole changes"),
     ],
 )

@@ -11,11 +11,15 @@ from hypothesis.extra import numpy as arrays
 from support import examples
 
 from fedstrata.policies.scores import (
+    ABOVE_NOISE,
     CAP,
+    above_noise,
     block_scores,
     buckets,
     change_score,
     estimated_scores,
+    noise_score,
+    noise_scores,
     score,
     sketch,
     sketch_all,
@@ -127,3 +131,40 @@ def test_estimates_from_a_mean_of_summaries_are_those_of_the_mean_change() -> No
 
 def test_a_block_has_the_sum_of_its_tensors_scores() -> None:
     assert block_scores({"a": 1.5, "b": 2.0, "c": 4.0}, [["a", "b", "single"], ["c"]]) == [3.5, 4.0]
+
+
+@pytest.mark.parametrize("count", [8, 64, 1000, 12_000])
+def test_the_score_of_noise_is_that_of_draws(count: int) -> None:
+    rng = np.random.default_rng(count)
+    draws = 4000 if count < 5000 else 1000
+    scores = [change_score(torch.from_numpy(rng.normal(size=count))) for _ in range(draws)]
+    mean, variance = noise_score(count)
+    assert np.mean(scores) - 1 == pytest.approx(mean - 1, rel=0.15)
+    assert np.std(scores) == pytest.approx(np.sqrt(variance), rel=0.25)
+
+
+def test_the_two_ways_to_the_score_of_noise_meet() -> None:
+    near, far = noise_score(10_000), noise_score(10_001)
+    assert near[0] - 1 == pytest.approx(far[0] - 1, rel=1e-3)
+    assert near[1] == pytest.approx(far[1], rel=0.02)
+
+
+@examples(20)
+@given(st.integers(0, 2**32))
+def test_blocks_of_noise_are_not_told_apart_and_one_with_a_signal_is(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    shapes = {"norm": (64,), "weight": (64, 64), "bias": (64,)}
+    blocks = [[f"{block}.{name}" for name in shapes] for block in range(8)]
+    changes = {
+        f"{block}.{name}": rng.normal(size=shape) for block in range(8) for name, shape in shapes.items()
+    }
+    sizes = {name: change.size for name, change in changes.items()}
+    noise = noise_scores(sizes, blocks)
+
+    def above() -> float:
+        scores = {name: change_score(torch.from_numpy(change)) for name, change in changes.items()}
+        return above_noise(block_scores(scores, blocks), noise, [range(8)])
+
+    assert above() < 3.0
+    changes["3.weight"] += 1.0
+    assert above() > ABOVE_NOISE

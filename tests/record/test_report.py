@@ -109,6 +109,10 @@ def test_the_blocks_that_were_merged_are_shown_by_round(
     cells = sum(len(event["state"].get("block_scores", [])) for event in run.of("round"))
     assert figure.count("opacity") >= cells == (9 if update == "targeted" else 0)
     assert ("darker: a higher score" in figure) == (update == "targeted")
+    above = [event["state"].get("above_noise") for event in run.of("round")]
+    targeted = update == "targeted"
+    told = f"lay {min(above):.1f} to {max(above):.1f} times" if targeted else "as far from each other"
+    assert (told in " ".join(page.split())) == targeted
     tables = [table for table in Page(page).tables if table[0][0] == "tensor"]
     assert len(tables) == (update == "targeted")
     for name, last, mean, lowest, highest in (row for table in tables for row in table[1:]):

@@ -222,20 +222,46 @@ def test_only_the_named_parameters_move() -> None:
     assert moved == {*layout.blocks[-1], *layout.head}
 
 
-def test_the_proximal_term_adds_its_gradient() -> None:
-    """In the first SGD step the term is zero; in the second it pulls back by lr * mu * (w_1 - w_0)."""
-    common = ("training.optimizer=sgd", "training.learning_rate=0.1", "training.batch_size=1000",
+@pytest.mark.parametrize(
+    ("optimizer", "decoupled"), [("sgd", False), ("sgd", True), ("adamw", True)], ids=str
+)
+def test_the_proximal_term_pulls_back(optimizer: str, decoupled: bool) -> None:
+    """In the first step the term is zero; in the second it pulls back by lr * mu * (w_1 - w_0).
+
+    So it does with Adam, if it is decoupled; else what it adds to a gradient is divided by its size.
+    """
+    common = (f"training.optimizer={optimizer}", "training.learning_rate=0.1", "training.batch_size=1000",
               "training.weight_decay=0.0", "training.clip_norm=null")  # fmt: skip
     ends = {}
     for mu, epochs in ((0.0, 1), (0.0, 2), (3.0, 2)):
         experiment, client, _ = make_client(*common, f"training.epochs={epochs}")
         names = experiment.model.layout.head
         start = experiment.model.snapshot(names)
-        fit(client, names, Seed(0), proximal=mu)
+        fit(client, names, Seed(0), proximal=mu, decoupled=decoupled)
         ends[mu, epochs] = experiment.model.snapshot(names)
     for name in names:
         pulled = ends[0.0, 2][name] - 0.1 * 3.0 * (ends[0.0, 1][name] - start[name])
         torch.testing.assert_close(ends[3.0, 2][name], pulled, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("clip", ["null", "0.01"])
+def test_a_decoupled_pull_is_neither_divided_by_adam_nor_clipped(
+    clip: str,
+) -> None:
+    common = ("training.learning_rate=0.01", "training.batch_size=1000", "training.weight_decay=0.0",
+              "training.epochs=6", f"training.clip_norm={clip}")  # fmt: skip
+    away = {}
+    for mu, decoupled in ((0.0, False), (0.5, False), (0.5, True)):
+        experiment, client, _ = make_client(*common)
+        names = experiment.model.layout.head
+        start = experiment.model.snapshot(names)
+        fit(client, names, Seed(0), proximal=mu, decoupled=decoupled)
+        after = experiment.model.tensors(names)
+        away[mu, decoupled] = sum(float((after[name] - start[name]).square().sum()) for name in names) ** 0.5
+    held = 1.0 - away[0.5, True] / away[0.0, False]
+    assert 0.0 < held < 0.02  # six steps of which each goes .5 % of the way back
+    if clip == "null":
+        assert away[0.5, False] < away[0.0, False]
 
 
 def test_progress_is_reported_for_every_step() -> None:

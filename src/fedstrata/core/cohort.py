@@ -111,5 +111,8 @@ class Cohort(Protocol):
         for it (`Method.tries_updates`) works on no run without such documents.
         """
 
+    def warn(self, message: str) -> None:
+        """Tells whoever watches the run, and its record."""
+
     def reject(self, client: str, error: FedstrataError) -> None:
         """Does without a client's update, as if the client had failed with this error."""

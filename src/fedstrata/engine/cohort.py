@@ -180,6 +180,10 @@ class RoundCohort:
         self.waited_seconds += seconds
         return loss
 
+    def warn(self, message: str) -> None:
+        """Tells whoever watches; see `core.cohort.Cohort.warn`."""
+        self.book.listen("warning", {"message": message})
+
     def reject(self, client: str, error: FedstrataError) -> None:
         """Does without a client's update; see `core.cohort.Cohort.reject`."""
         self.engine.undo(client, self.book.number, error)

@@ -1,7 +1,7 @@
 """What most methods share: clients train by the one loop, and the server takes a mean, or a robust rule."""
 
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, field_validator
 
@@ -19,6 +19,14 @@ from fedstrata.core.types import JSON, Message, Plan, State, Tensors, Update
 from fedstrata.policies.share import block_count, keeps_some
 from fedstrata.train.local import fit, update_of
 from fedstrata.train.probe import norms_of
+
+Coupling: TypeAlias = Literal["coupled", "decoupled"]
+"""How a proximal term acts."""
+HOW_IT_ACTS = (
+    "coupled: the proximal term is part of the gradient, which Adam divides by its size; decoupled: each "
+    "step goes mu times the learning rate of the way back, whatever the optimizer."
+)
+"""The same in words."""
 
 
 class LocalTraining(Method):
@@ -64,6 +72,7 @@ class LocalTraining(Method):
         trainable: Collection[str] | None = None,
         private: Collection[str] | None = None,
         proximal: float = 0.0,
+        decoupled: bool = False,
     ) -> Update:
         """Loads a plan, trains by the one loop, keeps the private tensors and returns the others.
 
@@ -74,12 +83,13 @@ class LocalTraining(Method):
             trainable: What trains; if none what the method says of the client's model.
             private: What of it stays in the client's store; if none what the method says.
             proximal: FedProx's mu.
+            decoupled: How it acts; both as for `fit`.
         """
         model = client.model
         names = self.trainable(model.layout) if trainable is None else trainable
         own = self.private(model.layout) if private is None else private
         model.load(plan.tensors)
-        loss = fit(client, names, rng, private=own, proximal=proximal)
+        loss = fit(client, names, rng, private=own, proximal=proximal, decoupled=decoupled)
         if own:
             client.store.write(Message(model.tensors(own)))
         kept = set(own)
@@ -169,3 +179,9 @@ class SomeBlocksShared(Method):
         """
         block_count(self.shared_blocks, layout)
         return layout.all
+
+
+def without_a_term(mu: float, proximal: Coupling) -> Iterator[str]:
+    """Yields that a term that is not there cannot act in any way."""
+    if not mu and proximal != "coupled":
+        yield f"proximal {proximal} has no meaning without a proximal term; give mu a number above 0"

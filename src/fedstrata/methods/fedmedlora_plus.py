@@ -7,9 +7,10 @@ Server half: the loss l_k of the base model with each site's adapter and head on
     of the server's own; the mean of A, of B and of the head by C_k = n_k I_k / sum n_i I_i with I =
     softmax(-l), over the sites of the round. Needs single updates, to try them; one at a time, so the server
     holds one payload whatever the number of sites (`fedstrata.aggregate.influence`), and ceil(1 / cap) with a
-    `cap` on a site's share. No secure aggregation, which hides all but the sum.
+    `cap` on a site's share. No secure aggregation, which hides all but the sum. `weighting: influence` is the
+    mean by I_k alone, as the authors' released code has it (FL_LLM_Med, loss_avg_algorithm.py).
 Client half: local training of the adapter and the head.
-Reduces to: Fed-MedLoRA with equal losses, to the last bit.
+Reduces to: Fed-MedLoRA with equal losses, to the last bit; by influence alone to the mean of equal weights.
 Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlora`). A site whose model has no
     finite loss is lost to the round like one that fails (`federation.min_clients`). l_k is the mean over the
     loss terms (tokens, in token tasks) of all the server's documents; the paper prints one over records. It
@@ -17,8 +18,8 @@ Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlor
     softmax needs. `cap` is ours.
 """
 
+import dataclasses
 import math
-from dataclasses import asdict
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -30,7 +31,7 @@ from fedstrata.core.errors import Problem
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Fraction
-from fedstrata.core.types import Plan, State
+from fedstrata.core.types import JSON, Plan, State
 from fedstrata.methods.medlora import MedLoRA
 
 
@@ -42,6 +43,11 @@ class FedMedLoRAPlus(MedLoRA):
         default=None,
         description="Largest share of the weight that a site may have; what exceeds it goes to the others in "
         "proportion. No limit if null.",
+    )
+    weighting: Literal["influence_examples", "influence"] = Field(
+        default="influence_examples",
+        description="What a site weighs: its influence times its training examples, as the paper says, or "
+        "its influence alone, as the authors' code does: a site with few documents counts like any other.",
     )
     tries_updates: ClassVar[bool] = True
 
@@ -79,9 +85,11 @@ class FedMedLoRAPlus(MedLoRA):
         for client, update in cohort.each("train", lambda _: plan):
             loss = cohort.server_loss(update.tensors)
             if math.isfinite(loss):
-                mean.add(client.id, update, loss)
+                alike = self.weighting == "influence"
+                mean.add(client.id, dataclasses.replace(update, weight=1.0) if alike else update, loss)
             else:
                 cohort.reject(client.id, unusable(client.id, loss))
         result, influences = mean.finish()
         merged = self.as_printed(replace(state.tensors, result.tensors), len(cohort.clients))
-        return State(merged, {"influence": {client: asdict(own) for client, own in influences.items()}})
+        facts: JSON = {client: dataclasses.asdict(own) for client, own in influences.items()}
+        return State(merged, {"influence": facts})

@@ -10,9 +10,9 @@ Server half: the weighted mean of the changes, or what `aggregation` names in it
     tensor of a block, summed over the block; of each group of equal blocks the best are merged, the others
     stay as they were. Tensors outside the blocks are always merged. `update: random` draws the blocks, `last`
     merges only what follows them, `full` all.
-Client half: local training of every parameter (`mu` is FedProx's). Sketched, the client keeps its last
-    change, of which it uploads what it is asked for, and a copy of the global model to which it adds what
-    arrives.
+Client half: local training of every parameter (`mu` and `proximal` are FedProx's). Sketched, the client
+    keeps its last change, of which it uploads what it is asked for, and a copy of the global model to which
+    it adds what arrives.
 Reduces to: FedAvg (FedProx) with portion 1 or `update: full`. Sketched with a width no tensor exceeds picks
     what exact does.
 Deviations: changes travel and not weights, since a small change would drown in the rounding of a mean of
@@ -22,7 +22,7 @@ Deviations: changes travel and not weights, since a small change would drown in 
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, ClassVar, Literal, cast
 
@@ -39,9 +39,18 @@ from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, NotNegative, idle_settings
 from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors, Update
-from fedstrata.methods.averaging import Averaging
+from fedstrata.methods.averaging import HOW_IT_ACTS, Averaging, Coupling, without_a_term
 from fedstrata.policies import select
-from fedstrata.policies.scores import block_scores, change_score, estimated_scores, sketch_all, sketch_size
+from fedstrata.policies.scores import (
+    ABOVE_NOISE,
+    above_noise,
+    block_scores,
+    change_score,
+    estimated_scores,
+    noise_scores,
+    sketch_all,
+    sketch_size,
+)
 from fedstrata.policies.select import Progress, Schedule
 from fedstrata.policies.share import blocks_in, names_outside, noted_blocks
 from fedstrata.train.local import fit, update_of
@@ -49,6 +58,10 @@ from fedstrata.train.local import fit, update_of
 CHANGE = "change/"
 """Before the name of a tensor in a client's store: its change, and not its value."""
 SUMS, SKETCHES = "sums", "sketches"
+_ALIKE = (
+    "the scores of equal blocks lie {:.1f} times as far from each other as those of pure noise would, so "
+    "that which of them are merged is chance in this round; the record says it of each round (above_noise)"
+)
 
 
 class FedTLU(Averaging):
@@ -64,6 +77,7 @@ class FedTLU(Averaging):
         "falling), or a schedule: {portions: [0.75, 0.5, 0.25], patience: 10, threshold: 0.01}.",
     )
     mu: NotNegative = Field(default=0.0, description="FedProx's; 0 is FedAvg.")
+    proximal: Coupling = Field(default="coupled", description=HOW_IT_ACTS)
     selection: Literal["exact", "sketched"] = Field(
         default="exact", description="sketched: clients upload only what is merged, chosen by sketches."
     )
@@ -75,6 +89,7 @@ class FedTLU(Averaging):
     )
 
     def _misfits(self) -> Iterator[str]:
+        yield from without_a_term(self.mu, self.proximal)
         if self.selection == "sketched" and self.update != "targeted":
             yield f"selection sketched chooses by scores, which update {self.update} does not use"
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
@@ -139,7 +154,7 @@ class FedTLU(Averaging):
         model, names = client.model, client.model.layout.all
         model.load(plan.tensors)
         before = model.snapshot(names)
-        loss = fit(client, names, rng, proximal=self.mu)
+        loss = fit(client, names, rng, proximal=self.mu, decoupled=self.proximal == "decoupled")
         change = {
             name: now.float().cpu() - before[name].float() for name, now in model.tensors(names).items()
         }
@@ -190,7 +205,7 @@ class FedTLU(Averaging):
             for name in select.scored_tensors(blocks_in(state), state.tensors)
             if self.update == "targeted"
         }
-        values, names = self._decide(state, scores, loss, rng)
+        values, names = self._decide(state, scores, loss, cohort, rng)
         return State(add(state.tensors, {name: change[name] for name in names}), values | facts)
 
     def _sketched_round(self, state: State, cohort: Cohort, rng: Seed) -> State:
@@ -208,7 +223,7 @@ class FedTLU(Averaging):
         inside = select.scored_tensors(blocks_in(state), state.tensors)
         sizes = {name: state.tensors[name].numel() for name in inside}
         scores = estimated_scores(sizes, self.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
-        values, merged = self._decide(state, scores, mean.values.get("loss", math.nan), rng)
+        values, merged = self._decide(state, scores, mean.values.get("loss", math.nan), cohort, rng)
         wanted = [name for name in merged if name not in mean.tensors]
         uploaded = cohort.mean("upload", lambda _: Plan(values={"names": list[JSON](wanted)}))
         everything = mean.tensors | uploaded.tensors
@@ -222,7 +237,7 @@ class FedTLU(Averaging):
         return State(add(state.tensors, change), values)
 
     def _decide(
-        self, state: State, scores: dict[str, float], loss: float, rng: Seed
+        self, state: State, scores: dict[str, float], loss: float, cohort: Cohort, rng: Seed
     ) -> tuple[dict[str, Any], list[str]]:
         """Returns the state's new values, and the names of the tensors that are merged."""
         blocks, update = blocks_in(state), self.update
@@ -235,10 +250,7 @@ class FedTLU(Averaging):
                 values["portion"] = schedule.portions[progress.step]
                 values["schedule"] = asdict(progress.after(loss, schedule))
         if update == "targeted":
-            if wrong := [name for name, score in scores.items() if not math.isfinite(score)]:
-                message = f"the clients' mean change of {wrong[0]} is not finite, so blocks cannot be ranked"
-                raise TrainingError(message)
-            values |= {"tensor_scores": scores, "block_scores": block_scores(scores, blocks)}
+            values |= _ranked(state, scores, groups, cohort)
             kept = select.best_blocks(values["block_scores"], groups, values["portion"])
         elif update == "random":
             kept = select.random_blocks(groups, values["portion"], rng.child("blocks").numpy())
@@ -261,3 +273,32 @@ class FedTLU(Averaging):
     def _schedule(self) -> Schedule | None:
         portion = self.portion
         return Schedule() if portion == "schedule" else portion if isinstance(portion, Schedule) else None
+
+
+def _ranked(
+    state: State, scores: Mapping[str, float], groups: Sequence[Sequence[int]], cohort: Cohort
+) -> dict[str, Any]:
+    """Returns the scores of blocks and of tensors, beside those that a change of pure noise would have.
+
+    Warns in the first round in which blocks cannot be told apart by them.
+
+    Raises:
+        TrainingError: A score is not finite.
+    """
+    if wrong := [name for name, score in scores.items() if not math.isfinite(score)]:
+        message = f"the clients' mean change of {wrong[0]} is not finite, so blocks cannot be ranked"
+        raise TrainingError(message)
+    blocks = blocks_in(state)
+    noise = noise_scores({name: state.tensors[name].numel() for name in scores}, blocks)
+    ranked = block_scores(scores, blocks)
+    above = above_noise(ranked, noise, groups)
+    alike = above <= ABOVE_NOISE and len(blocks) > len(groups)
+    if alike and not state.values.get("_warned"):
+        cohort.warn(_ALIKE.format(above))
+    return {
+        "tensor_scores": dict(scores),
+        "block_scores": ranked,
+        "noise_scores": [list(own) for own in noise],
+        "above_noise": above,
+        "_warned": alike or state.values.get("_warned", False),
+    }

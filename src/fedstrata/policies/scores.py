@@ -14,6 +14,7 @@ sign.
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from functools import cache
 
@@ -23,6 +24,10 @@ from torch import Tensor
 
 CAP = 1e6
 """The score of a change that is the same everywhere, which has no standard deviation."""
+ABOVE_NOISE = 2.0
+"""So many times as far from each other as those of noise are scores by which blocks can be told apart: of
+eight blocks of pure noise one draw in twenty is above 1.4, and hardly one above 2."""
+_MANY, _LEAST = 10_000, 1e-12
 
 
 def score(count: int, total: float, deviations: float) -> float:
@@ -142,6 +147,60 @@ def estimated_scores(
         name: score(size, total, float(part.square().sum()))
         for (name, size), total, part in zip(sizes.items(), sums.tolist(), parts, strict=True)
     }
+
+
+def noise_score(count: int) -> tuple[float, float]:
+    """Returns mean and variance of the score of pure noise: independent normal numbers of one size.
+
+    Such a score squared is 1 / B, where B has a Beta distribution of (count - 1) / 2 and 1 / 2, since the
+    square of Student's t of those numbers is (count - 1) (1 / B - 1).
+
+    Args:
+        count: How many numbers the tensor holds, at least 4: of fewer the variance is infinite.
+
+    Example:
+        >>> [round(value, 5) for value in noise_score(64)]
+        [1.008, 0.00014]
+    """
+    if count > _MANY:  # the gamma functions would cancel
+        return 1.0 + 0.5 / count, 0.5 / count**2
+    half = (count - 1) / 2
+    mean = math.exp(math.lgamma(half - 0.5) + math.lgamma(half + 0.5) - 2.0 * math.lgamma(half))
+    return mean, (half - 0.5) / (half - 1.0) - mean**2
+
+
+def noise_scores(sizes: Mapping[str, int], blocks: Sequence[Sequence[str]]) -> list[tuple[float, float]]:
+    """Returns mean and standard deviation of the score of each block whose change is pure noise.
+
+    Args:
+        sizes: How many numbers each tensor that has a score holds.
+        blocks: The names of each block's tensors. Those of fewer than 4 numbers are left out.
+    """
+    parts = [[noise_score(sizes[name]) for name in own if sizes.get(name, 0) >= 4] for own in blocks]
+    return [(sum(mean for mean, _ in own), math.sqrt(sum(var for _, var in own))) for own in parts]
+
+
+def above_noise(
+    scores: Sequence[float], noise: Sequence[tuple[float, float]], groups: Sequence[Sequence[int]]
+) -> float:
+    """Returns how many times as far blocks' scores lie from each other as those of noise would.
+
+    It is the sample standard deviation of the scores of a group of equal blocks by that of the noise, of the
+    group where it is most; 0 if no group has two blocks.
+
+    Args:
+        scores: The score of each block.
+        noise: As `noise_scores` gives it.
+        groups: The blocks of each group, at least one.
+    """
+    return max(
+        (
+            statistics.stdev(scores[block] for block in group) / max(noise[group[0]][1], _LEAST)
+            for group in groups
+            if len(group) > 1
+        ),
+        default=0.0,
+    )
 
 
 def block_scores(scores: Mapping[str, float], blocks: Sequence[Sequence[str]]) -> list[float]:

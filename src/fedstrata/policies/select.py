@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from pydantic import Field
@@ -15,7 +16,10 @@ from fedstrata.core.types import Tensors
 
 
 class Schedule(Settings):
-    """Portions in turn: the next when the loss has not fallen by `threshold` for `patience` rounds."""
+    """Portions in turn: the next when the loss has not fallen by `threshold` for `patience` rounds.
+
+    The paper's rule can be read in two ways, between which `waiting` chooses.
+    """
 
     portions: Annotated[list[Fraction], Field(min_length=1)] = Field(
         default_factory=lambda: [0.75, 0.5, 0.25],
@@ -23,6 +27,11 @@ class Schedule(Settings):
     )
     patience: Count = Field(default=10, description="Rounds without a fall before the next portion.")
     threshold: Part = Field(default=0.01, description="What counts as a fall of the loss, as a share of it.")
+    waiting: Literal["since_best", "in_a_row"] = Field(
+        default="since_best",
+        description="since_best: the loss has to fall below that of the last round that counted as a fall; "
+        "in_a_row: below that of the round before, so that a slow and steady fall steps down as well.",
+    )
 
 
 def equal_blocks(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[list[int]]:
@@ -47,8 +56,13 @@ def tied_head(model: Model) -> list[str]:
 
 
 def kept_count(portion: float, blocks: int) -> int:
-    """Returns S, how many blocks of a group are merged: a share of them, rounded, at least 1."""
-    return max(1, round(portion * blocks))
+    """Returns S, how many blocks of a group are merged: a share of them, rounded half up, at least 1.
+
+    Example:
+        >>> kept_count(0.75, 6), kept_count(0.25, 6)
+        (5, 2)
+    """
+    return max(1, math.floor(portion * blocks + 0.5))
 
 
 def best_blocks(scores: Sequence[float], groups: Sequence[Sequence[int]], portion: float) -> list[int]:
@@ -81,7 +95,7 @@ class Progress:
 
     Attributes:
         step: Which portion holds, counted from 0.
-        loss: The loss to fall below; none before the first round.
+        loss: The loss to fall below, with `in_a_row` that of the round before; none before the first round.
         waited: Rounds since it last fell.
     """
 
@@ -103,5 +117,6 @@ class Progress:
         if self.loss is None or loss < self.loss * (1.0 - schedule.threshold):
             return replace(self, loss=loss, waited=0)
         if self.waited + 1 < schedule.patience:
-            return replace(self, waited=self.waited + 1)
+            goal = loss if schedule.waiting == "in_a_row" else self.loss
+            return replace(self, loss=goal, waited=self.waited + 1)
         return Progress(min(self.step + 1, len(schedule.portions) - 1), loss, 0)

@@ -45,6 +45,7 @@ def fit(
     *,
     private: Collection[str] | Callable[[], Collection[str]] = (),
     proximal: float = 0.0,
+    decoupled: bool = False,
     penalty: Callable[[], None] | None = None,
     dropout: LayerDropout | None = None,
     gradients: Gradients | None = None,
@@ -62,6 +63,8 @@ def fit(
         private: Those of the parameters that stay at the client, which a corrupt client has no reason to
             distort; or what says so once the training is over.
         proximal: FedProx's mu: (mu/2) ||w - w_0||^2 is added to the loss (Li et al. 2020, equation 2).
+        decoupled: Whether each step takes lr mu (w - w_0) off the weights in its place, as AdamW does with
+            weight decay: Adam divides what is added to a gradient by its size, and clipping shrinks it.
         penalty: Adds the gradient of a term of its own to that of each step's loss.
         dropout: Draws the blocks that are left out of each batch, and hears of the gradients of the others.
         gradients: What takes the place of `accumulate`, where the model is not all here (`fedstrata.split`).
@@ -79,11 +82,16 @@ def fit(
     anchors = {name: tensor.clone() for name, tensor in model.tensors(copied).items()}
     parameters = model.parameters(trainable)
 
-    def more() -> None:
+    def more(rate: float) -> None:
         if proximal:  # the gradient of FedProx's proximal term, mu (w - w_0)
             for name, parameter in zip(trainable, parameters, strict=True):
-                if parameter.grad is not None:  # what no batch reaches has not moved from its anchor either
-                    parameter.grad.add_(parameter.detach() - anchors[name], alpha=proximal)
+                if parameter.grad is None:  # what no batch reaches has not moved from its anchor either
+                    continue
+                weight = parameter.detach()
+                if decoupled:
+                    weight.add_(weight - anchors[name], alpha=-rate * proximal)
+                else:
+                    parameter.grad.add_(weight - anchors[name], alpha=proximal)
         if penalty is not None:
             penalty()
 
@@ -99,7 +107,7 @@ def _descend(
     client: Client,
     trainable: Collection[str],
     rng: Seed,
-    more: Callable[[], None],
+    more: Callable[[float], None],
     dropout: LayerDropout | None,
     gradients: Gradients | None,
     segments: Sequence[Collection[str]],
@@ -135,7 +143,7 @@ def _descend(
             step_loss, terms = gradients(client, batches, parameters)
             if dropout:
                 dropout.observe(block_gradient_norms(blocks))
-            more()
+            more(optimizer.param_groups[0]["lr"])
             norm = math.hypot(*(clip(own, settings) for own in clipped))
             if not (math.isfinite(step_loss) and math.isfinite(norm)):
                 of_gradient = f" and the norm of its gradient {norm}" if clipped else ""

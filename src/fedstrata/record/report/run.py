@@ -1,7 +1,7 @@
 """The report of one run."""
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from markupsafe import Markup
@@ -77,6 +77,7 @@ def run_page(history: History) -> str:
         rounds=round_rows(history.rounds, metric),
         groups=_group_rows(history),
         tensors=_tensor_rows(history),
+        told_apart=_told_apart(history),
         influences=_influence_rows(history),
         rounding=_rounding(history),
         times=[(part, seconds, 100.0 * seconds / total) for part, seconds in parts.items()] if total else [],
@@ -219,6 +220,18 @@ def _tensor_rows(history: History) -> list[tuple[str, list[float]]]:
         values = [scores[name] for scores in rounds if name in scores]
         rows.append((name, [values[-1], fmean(values), min(values), max(values)]))
     return rows
+
+
+def _told_apart(history: History) -> str:
+    """Returns whether blocks can be told apart by their scores, in words; empty where they have none."""
+    above = [own for event in _selecting_rounds(history) if (own := event["state"].get("above_noise"))]
+    if not above:
+        return ""
+    low, middle, high = min(above), median(above), max(above)
+    return (
+        f"The scores of equal blocks lay {low:.1f} to {high:.1f} times (median {middle:.1f}) as far from "
+        "each other as those of pure noise would. At 2 or less it is chance which of them are merged."
+    )
 
 
 def _influence_rows(history: History) -> list[dict[str, Any]]:
