@@ -60,6 +60,12 @@ def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path
     write_finding(finding, tmp_path / "audits")
     (tmp_path / "audits" / "hidden.json").write_text("{")
     (tmp_path / "audits" / "invert.json").write_text('{"tables": [{}]}')
+    for attack, wrong in (
+        ("hidden", {"tables": [], "says": None}),
+        ("membership", {"tables": [{"title": "t", "columns": None, "rows": [1, 2]}], "says": []}),
+        ("invert", {"tables": [], "says": [], "readings": [{"seen": 1, "text": 2, "read": 3}]}),
+    ):
+        (tmp_path / "audits" / f"{attack}.json").write_text(json.dumps(wrong))
     (own,) = read_findings(tmp_path)
     assert (own.tables, own.says, own.facts["n"]) == (finding.tables, ["said"], 1)
     assert own.facts["of_each"] == [1, 2]
@@ -69,6 +75,29 @@ def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path
     assert "| 1 | x\\|y |" in told
     assert "text" not in told
     json.loads((tmp_path / "audits" / "span.json").read_text())
+
+
+def test_what_is_not_of_a_run_is_refused_before_anything_is_attacked(call: Call, tmp_path: Path) -> None:
+    assert call("run", *SETTINGS, "name=plain").status == 0
+    run = next((tmp_path / "runs").iterdir())
+    done = call("attack", "invert", *SETTINGS, "--out", str(run / "audits"))
+    assert done.status == 2
+    assert "and this is none; give another folder with --out" in " ".join(done.err.split())
+    assert not (run / "audits").exists()
+    (tmp_path / "file").write_text("")
+    done = call("attack", "invert", str(run), "--out", str(tmp_path / "file"))
+    assert done.status == 2 and "is a file" in " ".join(done.err.split())
+    (run / "record.jsonl").rename(run / "gone")
+    done = call("attack", "invert", str(run))
+    assert done.status == 2 and "there is no record.jsonl in it" in " ".join(done.err.split())
+
+
+def test_an_attack_that_there_is_not_is_named(call: Call) -> None:
+    for name in ("foo", "memebership"):
+        done = call("attack", name, "federation.rounds=1")
+        assert done.status == 2
+        told = " ".join(done.err.replace("│", " ").split())
+        assert f"there is no attack '{name}'" in told and "hidden, invert, membership, span" in told
 
 
 def test_words_are_marked_that_were_read_in_their_order() -> None:

@@ -6,13 +6,18 @@ Gates for the top blocks of `mini` are those of `benchmarks/privacy/span.py`, wh
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import Call
 
 from fedstrata.auditing.observed_run import SUM, observe_round
-from fedstrata.auditing.text_recovery import Recovery, recoveries
+from fedstrata.auditing.text_recovery import Recovery, finding_of, recoveries, texts_of
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 
@@ -144,9 +149,72 @@ def test_what_leaves_no_space_gives_nothing_away(notes: Path, overrides: tuple[s
         assert (own.exact, own.rouge, own.why) == (0, 0.0, why)
 
 
-def test_a_divided_model_has_another_attack(notes: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"method\.name: fl_llama divides the model.*attack hidden"):
-        read(notes, "method={name: fl_llama}")
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("method={name: fl_llama}", r"method\.name: fl_llama divides the model.*attack hidden"),
+        ("method={name: local_only}", r"method\.name: with local_only nothing of the model leaves a client"),
+        ("method={name: centralized}", r"method\.name: with centralized the documents themselves travel"),
+        ("federation.rounds=0", r"federation\.rounds: must be 1 or more"),
+    ],
+)
+def test_where_no_update_leaves_a_client_there_is_nothing_to_attack(
+    notes: Path, override: str, why: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=why):
+        read(notes, override)
+
+
+@pytest.mark.slow
+def test_adapters_of_a_rank_for_each_client_are_read_at_its_rank(notes: Path) -> None:
+    ranks = "method={name: hetlora, ranks: [8, 64]}"
+    found = read(notes, *SGD, ranks, "adapter={kind: lora, rank: 64}", "training.epochs=3")
+    assert found.keys() == set(NOTES), "what is merged is no mean"
+    assert {own.directions for own in found.values()} == {192}
+    assert any(own.named for own in found.values())
+
+
+def test_a_text_of_which_the_beginning_alone_was_looked_for_is_not_read(
+    notes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looks finds it; here it is given, since looking takes a minute."""
+    texts: list[tuple[int, ...]] = []
+
+    def beginnings(model: Any, *_: Any, longest: int, **__: Any) -> list[tuple[int, ...]]:
+        return [text[:longest] for text in texts]
+
+    observed = observe_round(read_source(None, settings(notes, *SGD)), lambda event, facts: None)
+    texts += [text for seen in observed.seen for text in texts_of(observed.experiment.task, seen)]
+    monkeypatch.setattr("fedstrata.auditing.text_recovery.search_span", beginnings)
+    short, whole = (list(recoveries(observed, longest)) for longest in (2, 30))
+    assert all(own.exact == 0 and own.beyond == own.texts for own in short)
+    assert all(own.exact == own.texts and own.beyond == 0 for own in whole)
+    told, ended = (
+        finding_of(own, observed, longest=longest, show_text=False)
+        for own, longest in ((short, 2), (whole, 30))
+    )
+    apart = sum(len(texts_of(observed.experiment.task, seen)) for seen in observed.seen if seen.name != SUM)
+    assert any(f"0 of {apart} texts were read from beginning to end" in sentence for sentence in told.says)
+    assert any("longer than what was looked for (--longest)" in sentence for sentence in told.says)
+    assert any(f"{apart} of {apart} texts were read" in sentence for sentence in ended.says)
+    assert not any("--longest" in sentence for sentence in ended.says)
+    assert (ended.facts["method"], ended.facts["longest"]) == ("layer_skipping", 30)
+
+
+def test_the_scratch_folder_of_an_attack_that_is_told_to_end_is_gone(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\n"
+        "from fedstrata.auditing.observed_run import scratch_folder\n"
+        "with scratch_folder() as folder:\n"
+        "    (folder / 'texts').write_text('of a client')\n"
+        "    print(folder, flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGTERM)\n"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 128 + signal.SIGTERM, done.stderr
+    assert done.stdout.startswith(str(tmp_path)) and not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow

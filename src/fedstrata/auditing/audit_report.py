@@ -50,6 +50,7 @@ def facts_of(found: Membership) -> dict[str, Any]:
     """Returns all that was found, for JSON; scores and coins of single canaries are left out."""
     claim = found.decisive.claim
     return {
+        **found.attacked,
         "canaries": found.decisive.canaries,
         "included": found.decisive.included,
         "clients": list(found.clients),

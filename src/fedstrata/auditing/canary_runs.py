@@ -4,19 +4,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.auditing.observed_run import Watch, WatchedRun, run_to_its_end
+from fedstrata.auditing.observed_run import Watch, WatchedRun, run_to_its_end, scratch_folder
 from fedstrata.core.errors import FedstrataError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Plan, State, Tensors
 from fedstrata.engine.prepare import Experiment
 from fedstrata.privacy.accounting import sigma_for
 from fedstrata.privacy.attacks.canaries import Canaries
+from fedstrata.privacy.attacks.changes import load_plan
 from fedstrata.privacy.attacks.membership import UpdateScores, losses, ridge_of
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.record.log import Listener
@@ -113,7 +113,7 @@ class AttackedRun(CanaryRun):
             return
         model = self.experiment.model
         model.restore()
-        model.load_known(plan.tensors)
+        load_plan(model, plan.tensors)
         self.scorers[client].see(update)
         model.train_only(())
         model.restore()
@@ -170,8 +170,8 @@ def attacked_run(
     Raises:
         FedstrataError: It failed, or nothing of the model has left a client that holds canaries.
     """
-    with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
-        run = AttackedRun(experiment, Path(folder), listen, canaries, claimed)
+    with scratch_folder() as folder:
+        run = AttackedRun(experiment, folder, listen, canaries, claimed)
         run_to_its_end(run)
         unseen = [name for name, own in run.scorers.items() if not own.seen]
         if unseen:
@@ -199,8 +199,8 @@ def shadow_losses(experiment: Experiment, canaries: Canaries, seed: Seed) -> NDA
     Raises:
         FedstrataError: It failed.
     """
-    with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
-        run = CanaryRun(experiment, Path(folder), lambda *_: None, lambda *_: None, canaries)
+    with scratch_folder() as folder:
+        run = CanaryRun(experiment, folder, lambda *_: None, lambda *_: None, canaries)
         run.engine.workplace.seed = seed
         run_to_its_end(run)
     return run.final

@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import ceil
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.auditing.canary_runs import AttackedRun, attacked_run, shadow_losses
-from fedstrata.auditing.observed_run import divided
+from fedstrata.auditing.observed_run import unseen
 from fedstrata.client.site import Site
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.seeding import Seed
@@ -35,6 +35,7 @@ from fedstrata.privacy.attacks.canaries import Canaries, make_canaries, require_
 from fedstrata.privacy.attacks.lira import LEAST_SHADOWS, likelihood_ratios
 from fedstrata.privacy.attacks.power import Power, power
 from fedstrata.privacy.attacks.rates import Rates, rates_of
+from fedstrata.record.findings import what_was_attacked
 from fedstrata.record.log import Listener
 
 REFERENCE = Claim(1.0, 1e-5)
@@ -119,6 +120,7 @@ class Membership:
         share: The share of the coordinates by which canaries are told apart.
         seconds: How long the runs and the attack took.
         included: Which canaries were trained on.
+        attacked: What a reader has to know of the run to make the attack again.
     """
 
     clients: tuple[str, ...]
@@ -134,6 +136,7 @@ class Membership:
     share: float
     seconds: float
     included: NDArray[np.bool_]
+    attacked: Mapping[str, Any]
 
     @property
     def decisive(self) -> Audit:
@@ -221,11 +224,12 @@ def audit_membership(source: Source, target: Target, listen: Listener) -> Member
         ConfigurationError: The configuration is wrong, or cannot be attacked in this way.
         FedstrataError: A run failed, or nothing left the clients that hold canaries.
     """
+    if problems := list(_without_shadows(target)):
+        raise ConfigurationError(problems)
     experiment = prepare(source)
     problems = [
         *_unattackable(experiment),
         *_strangers(experiment, target),
-        *_without_shadows(target),
         *_unfalsifiable(experiment, target),
     ]
     if problems:
@@ -254,6 +258,7 @@ def audit_membership(source: Source, target: Target, listen: Listener) -> Member
         min(own.share for own in run.scorers.values()),
         time.perf_counter() - started,
         canaries.included,
+        what_was_attacked(experiment.settings),
     )
 
 
@@ -271,7 +276,7 @@ def _unattackable(experiment: Experiment) -> list[Problem]:
         require_drawable(experiment.task)
     except ConfigurationError as error:
         found += error.problems
-    found += divided(experiment)
+    found += unseen(experiment)
     if experiment.privacy.mechanism == "central":
         message = "'central' protects clients as a whole, and canaries are patients of a client"
         found.append(Problem("privacy.mechanism", message))

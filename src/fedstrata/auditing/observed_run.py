@@ -1,6 +1,9 @@
 """A run that is watched: somebody sees every plan and every update, and then the final model."""
 
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from math import ceil
@@ -18,8 +21,9 @@ from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run import Run
 from fedstrata.engine.sites import sites_of
-from fedstrata.privacy.attacks.changes import change_of
+from fedstrata.privacy.attacks.changes import change_of, load_plan
 from fedstrata.record.log import Listener
+from fedstrata.train.local import rate_factor
 from fedstrata.wire import frame
 
 Watch: TypeAlias = Callable[[str, Plan, Tensors], None]
@@ -126,6 +130,12 @@ class ObservedRound:
         """Whether its texts are synthetic, so that everybody may see them."""
         return self.experiment.settings.data.format == "synthetic"
 
+    @property
+    def rate_is_known(self) -> bool:
+        """Whether the size of a change says how large gradients were: with SGD that clips nothing."""
+        training = self.experiment.settings.training
+        return training.optimizer == "sgd" and training.clip_norm is None
+
     def rate(self, seen: Seen) -> float | None:
         """Returns what gradients were multiplied by until they became a change; none with Adam.
 
@@ -134,15 +144,19 @@ class ObservedRound:
         training = self.experiment.settings.training
         if training.optimizer != "sgd":
             return None
-        steps = ceil(len(seen.examples) / seen.clients / training.batch_size / training.accumulation)
-        return training.learning_rate * training.epochs * steps
+        batches = ceil(len(seen.examples) / seen.clients / training.batch_size / training.accumulation)
+        steps, gathered, total = training.epochs * batches, 0.0, 0.0
+        for step in range(steps):  # what the gradients of all steps so far move the weights by in this one
+            gathered = training.momentum * gathered + 1.0
+            total += gathered * rate_factor(training, step, steps)
+        return training.learning_rate * total
 
     def changes(self) -> Iterator[tuple[Seen, Mapping[str, Tensor]]]:
         """Yields what the server sees with what it is a change by, while the model holds what came before."""
         model = self.experiment.model
         for own in self.seen:
             model.restore()
-            model.load_known(own.plan)
+            load_plan(model, own.plan)
             model.module.train(False)
             changes = own.name != SUM and self.experiment.method.sends_changes
             yield own, change_of(model, own.tensors, changes=changes)
@@ -161,7 +175,7 @@ def observe_round(source: Source, listen: Listener) -> ObservedRound:
         FedstrataError: The run failed.
     """
     experiment = prepare(source)
-    if problems := divided(experiment):
+    if problems := [*unseen(experiment), *_pooled(experiment)]:
         raise ConfigurationError(source.located(problems))
     one_round = experiment.settings.federation.model_copy(update={"rounds": 1})
     settings = experiment.settings.model_copy(update={"federation": one_round})
@@ -173,24 +187,56 @@ def observe_round(source: Source, listen: Listener) -> ObservedRound:
         known = {name: tensor.clone() for name, tensor in plan.tensors.items()}
         found.setdefault(client, Seen(client, known, update, examples[client]))
 
-    with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
-        run = WatchedRun(experiment, Path(folder), listen, watch)
+    with scratch_folder() as folder:
+        run = WatchedRun(experiment, folder, listen, watch)
         run_to_its_end(run)
     hidden, seen = experiment.settings.privacy.secure_aggregation, list(found.values())
     together = []
-    if hidden or len(seen) > 1:
+    if hidden or (len(seen) > 1 and not experiment.method.not_summed()):
         everything = [example for own in seen for example in own.examples]
         together.append(Seen(SUM, seen[0].plan, run.last.tensors, everything, len(seen)))
     return ObservedRound(experiment, [*(() if hidden else seen), *together])
 
 
-def divided(experiment: Experiment) -> list[Problem]:
-    """Returns why updates of a run are not looked at: a model that is divided sends other things."""
-    method = experiment.method
-    if all(method.divides(name) is None for name in experiment.clients):
-        return []
-    message = f"{method.name} divides the model, and hidden states leave its clients; use: fedstrata "
-    return [Problem("method.name", f"{message}attack hidden")]
+def unseen(experiment: Experiment) -> list[Problem]:
+    """Returns why a run has no updates that could be looked at."""
+    method, layout = experiment.method, experiment.model.layout
+    if not experiment.settings.federation.rounds:
+        return [Problem("federation.rounds", "must be 1 or more for an attack on what leaves clients")]
+    if any(method.divides(name) is not None for name in experiment.clients):
+        message = f"{method.name} divides the model, and hidden states leave its clients; use: fedstrata "
+        return [Problem("method.name", f"{message}attack hidden")]
+    if not method.pooled and set(method.trainable(layout)) <= set(method.private(layout)):
+        return [Problem("method.name", f"with {method.name} nothing of the model leaves a client")]
+    return []
+
+
+def _pooled(experiment: Experiment) -> Iterator[Problem]:
+    """Yields that nothing has to be read out of updates where the documents themselves travel."""
+    if experiment.method.pooled:
+        yield Problem(
+            "method.name", f"with {experiment.method.name} the documents themselves travel, and no update"
+        )
+
+
+@contextmanager
+def scratch_folder() -> Iterator[Path]:
+    """Gives a folder for a run of which nothing is kept, as texts can be read of what it caches.
+
+    A process that is told to end takes it away before it does.
+    """
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    mine = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, end) if mine else None
+    try:
+        with TemporaryDirectory(prefix="fedstrata-attack-") as folder:
+            yield Path(folder)
+    finally:
+        if mine:
+            signal.signal(signal.SIGTERM, before)
 
 
 def run_to_its_end(run: WatchedRun) -> None:

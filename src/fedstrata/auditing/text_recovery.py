@@ -8,6 +8,7 @@ aggregation their sum alone, and knows the model that the plan is of. It looks f
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 from torch import Tensor
@@ -17,9 +18,9 @@ from fedstrata.core.task import Task
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.search import Text, arranged, bag_of, search_span
-from fedstrata.privacy.attacks.span import Reader, Span, readers_of
-from fedstrata.record.findings import Finding, FindingTable, Reading
-from fedstrata.record.words import duration, plural
+from fedstrata.privacy.attacks.span import FULLEST, Reader, Span, readers_of
+from fedstrata.record.findings import Finding, FindingTable, Reading, what_was_attacked
+from fedstrata.record.words import ABSENT, duration, plural
 
 TOKENS = 1
 """Tokens that a text may lack at its end: nothing comes back from the last one of a language model."""
@@ -50,6 +51,7 @@ class Recovery:
         named: The share of their tokens that were found, at their places where places can be told.
         rouge: ROUGE-L of each text with the nearest of what was found, mean; 0 where nothing was found.
         why: In words, why texts could not be found; empty where some could.
+        beyond: Texts that are longer than what was looked for, so that their ends were not.
         seconds: How long it took.
         readings: Every text with what is nearest to it of what was found.
     """
@@ -63,6 +65,7 @@ class Recovery:
     named: float
     rouge: float
     why: str
+    beyond: int
     seconds: float
     readings: Sequence[Reading]
 
@@ -104,17 +107,28 @@ def texts_of(task: Task, seen: Seen) -> list[Text]:
 
 
 def _found(model: Model, change: Mapping[str, Tensor], tokens: int, longest: int) -> _Found:
-    """Looks for texts in a change: first which tokens are there, where that can be told, and then texts."""
+    """Looks for texts in a change, and says why nothing is found."""
     readers = list(readers_of(model, change))
     if not readers:
         return _Found(why="no weight of a linear layer of a block travels")
+    found = _looked_for(model, change, readers, longest)
+    most = max(own.directions for own in readers)
+    if found.texts or any(found.bag) or tokens < FULLEST * most:
+        return found
+    # Whatever small space was seen in one of the layers is none of what was read.
+    return _Found(
+        readers[0], why=f"information: {tokens:,} tokens fill all {most} directions that a change can have"
+    )
+
+
+def _looked_for(
+    model: Model, change: Mapping[str, Tensor], readers: Sequence[Reader], longest: int
+) -> _Found:
+    """Looks first for the tokens that are there, where that can be told, and then for texts."""
     spans = [(own, own.span_of(change)) for own in readers]
     known = [(reader, span) for reader, span in spans if span is not None]
     if not known:
-        most = max(own.directions for own in readers)
-        full = f"{tokens:,} tokens fill all {most} directions that a change can have"
-        none = "the change has no space of few directions"
-        return _Found(readers[0], why=f"information: {full if tokens >= most else none}")
+        return _Found(readers[0], why="information: the change has no space of few directions")
     bag: Sequence[frozenset[int]] = ()
     for reader, span in known:
         if reader.alone and not any(bag):
@@ -142,9 +156,12 @@ def _nothing(bag: Sequence[frozenset[int]]) -> str:
 def _recovery(
     model: Model, seen: str, texts: Sequence[Text], found: _Found, longest: int, seconds: float
 ) -> Recovery:
-    words, wanted = ([model.tokenizer.decode(text) for text in each] for each in (found.texts, texts))
+    words, wanted = (
+        [model.tokenizer.decode(text, skip_special_tokens=True) for text in each]
+        for each in (found.texts, texts)
+    )
     scores = [[_overlap(each, text) for each in words] for text in wanted]
-    nearest = [max(range(len(words)), key=own.__getitem__) if words else None for own in scores]
+    nearest = [_nearest(own, words, text) for own, text in zip(scores, wanted, strict=True)]
     best = [0.0 if at is None else own[at] for own, at in zip(scores, nearest, strict=True)]
     tokens, whole = sum(map(len, texts)), set(found.texts)
     return Recovery(
@@ -153,16 +170,30 @@ def _recovery(
         tokens,
         0 if found.reader is None else found.reader.directions,
         None if found.span is None else found.span.rank,
-        sum(_is_found(text, whole, longest) for text in texts),
+        sum(_is_found(text, whole) for text in texts),
         _named(texts, found) / max(tokens, 1),
         sum(best) / max(len(best), 1),
         found.why,
+        sum(len(text) > longest + TOKENS for text in texts),
         seconds,
         [
             Reading(seen, text, "" if at is None else words[at])
             for text, at in zip(wanted, nearest, strict=True)
         ],
     )
+
+
+def _nearest(scores: Sequence[float], words: Sequence[str], text: str) -> int | None:
+    """Returns which text has most in common with one, of equal ones that which begins most like it."""
+    if not words:
+        return None
+    wanted = text.split()
+
+    def beginning(words: list[str]) -> int:
+        alike = (one == other for one, other in zip(words, wanted, strict=False))
+        return sum(1 for _ in takewhile(bool, alike))
+
+    return max(range(len(words)), key=lambda at: (scores[at], beginning(words[at].split())))
 
 
 def _overlap(one: str, other: str) -> float:
@@ -179,22 +210,30 @@ def _named(texts: Sequence[Text], found: _Found) -> int:
     )
 
 
-def _is_found(text: Text, found: set[Text], longest: int) -> bool:
-    return any(text[: len(text) - lacking][:longest] in found for lacking in range(TOKENS + 1))
+def _is_found(text: Text, found: set[Text]) -> bool:
+    return any(text[: len(text) - lacking] in found for lacking in range(TOKENS + 1))
 
 
-def finding_of(found: Sequence[Recovery], *, shown: bool) -> Finding:
+def finding_of(
+    found: Sequence[Recovery], observed: ObservedRound, *, longest: int, show_text: bool
+) -> Finding:
     """Returns what was found in the form that all attacks have.
 
     Args:
         found: It, at least one.
-        shown: Whether texts may be seen by everybody; without it none is in it.
+        observed: The round it was found in.
+        longest: Tokens of a text that were looked for, at most.
+        show_text: Whether texts may be seen by everybody; without it none is in it, but of made-up ones.
     """
     whole = [own for own in found if own.exact == own.texts]
+    alone = [own for own in found if own.seen != SUM] or found
     verdict = (
-        f"{sum(own.exact for own in found)} of {sum(own.texts for own in found)} texts were read "
-        f"from beginning to end; all of them in {len(whole)} of {plural(len(found), 'update')} and sums"
+        f"{sum(own.exact for own in alone)} of {sum(own.texts for own in alone)} texts were read "
+        "from beginning to end"
     )
+    if len(alone) < len(found):
+        verdict += f", and in the sum alone {sum(own.exact for own in found if own.seen == SUM)}"
+    beyond = max(own.beyond for own in found)
     seconds = duration(sum(own.seconds for own in found))
     return Finding(
         "span",
@@ -204,10 +243,16 @@ def finding_of(found: Sequence[Recovery], *, shown: bool) -> Finding:
             f"the first round, {seconds}",
             verdict,
             *(f"{own.seen}: {own.why}" for own in found if own.why),
+            *([f"{plural(beyond, 'text')} longer than what was looked for (--longest)"] if beyond else []),
             *(() if whole else ("that this attack finds nothing proves nothing: another one may read more",)),
         ],
-        {"found": facts_of(found), "minutes": sum(own.seconds for own in found) / 60.0},
-        list(_telling(found)) if shown else (),
+        {
+            **what_was_attacked(observed.experiment.settings),
+            "longest": longest,
+            "found": facts_of(found),
+            "minutes": sum(own.seconds for own in found) / 60.0,
+        },
+        list(_telling(found)) if show_text or observed.made_up else (),
     )
 
 
@@ -219,12 +264,13 @@ def _telling(found: Sequence[Recovery]) -> Iterator[Reading]:
 
 
 def _cells(own: Recovery) -> tuple[str, ...]:
-    numbers = (own.texts, own.tokens, own.directions, "all" if own.rank is None else own.rank)
+    rank: int | str = "all" if own.rank is None else own.rank
+    numbers = (own.texts, own.tokens, own.directions, rank if own.directions else ABSENT)
     return (
         own.seen,
         *(f"{each:,}" if isinstance(each, int) else each for each in numbers),
         f"{100 * own.named:.0f} %",
-        str(own.exact),
+        f"{own.exact:,}",
         f"{own.rouge:.2f}",
     )
 
@@ -242,6 +288,7 @@ def facts_of(found: Sequence[Recovery]) -> list[dict[str, Any]]:
             "tokens_read": own.named,
             "rouge_l": own.rouge,
             "why_not": own.why or None,
+            "longer_than_looked_for": own.beyond,
             "seconds": own.seconds,
         }
         for own in found

@@ -17,7 +17,7 @@ from fedstrata.auditing.observed_run import SUM, ObservedRound, Seen
 from fedstrata.auditing.text_recovery import texts_of
 from fedstrata.core.task import Task
 from fedstrata.privacy.attacks.row_changes import Words, labels_in, words_in
-from fedstrata.record.findings import Finding, FindingTable, Reading
+from fedstrata.record.findings import Finding, FindingTable, Reading, what_was_attacked
 from fedstrata.record.words import ABSENT, duration, plural
 
 COLUMNS = (
@@ -134,12 +134,13 @@ def _text(tokenizer: Any, tokens: Any, classes: Sequence[str], shares: Tensor | 
     return "; ".join(filter(None, [", ".join(labels), " ".join(words)]))
 
 
-def finding_of(found: Sequence[Inversion], *, shown: bool) -> Finding:
+def finding_of(found: Sequence[Inversion], observed: ObservedRound, *, show_text: bool) -> Finding:
     """Returns what was found in the form that all attacks have.
 
     Args:
         found: It, at least one.
-        shown: Whether texts may be seen by everybody; without it no word is in it.
+        observed: The round it was found in.
+        show_text: Whether texts may be seen by everybody; without it no word is in it, but of made-up ones.
     """
     seconds = duration(sum(own.seconds for own in found))
     says = [
@@ -148,21 +149,31 @@ def finding_of(found: Sequence[Inversion], *, shown: bool) -> Finding:
     ]
     named = [own for own in found if own.found is not None]
     if named:
-        there, right = sum(own.there for own in named), sum(own.right for own in named)
+        alone = [own for own in named if own.seen != SUM] or named
+        there, right = sum(own.there for own in alone), sum(own.right for own in alone)
+        taken = sum(own.found or 0 for own in alone)
+        whose = "" if alone[0].seen == SUM else ", each client's counted for itself"
         says.append(
-            f"{right:,} of {plural(there, 'different token')} were named, among "
-            f"{sum(own.found or 0 for own in named):,} that were taken to be there"
+            f"{right:,} of {plural(there, 'token')} that are there were named, among {taken:,} that were "
+            f"taken to be there{whose}"
         )
     else:
         says.append("words: neither the word embedding nor a language model's head travels")
     if all(own.labels_off is None for own in found):
         says.append("labels: no head with an output for each label travels")
+    elif not observed.rate_is_known:
+        says.append(
+            "label shares are rough: with Adam, and with clipped gradients, the size of a change says little "
+            "of how large the gradients were"
+        )
     return Finding(
         "invert",
         [FindingTable(TITLE, COLUMNS, [_cells(own) for own in found])],
         says,
-        {"found": [_facts(own) for own in found]},
-        [own.reading for own in found if own.seen != SUM or len(found) == 1] if shown else (),
+        {**what_was_attacked(observed.experiment.settings), "found": [_facts(own) for own in found]},
+        [own.reading for own in found if own.seen != SUM or len(found) == 1]
+        if show_text or observed.made_up
+        else (),
     )
 
 

@@ -86,14 +86,20 @@ class Attacks(TyperGroup):
     """Attacks by name; where none is named the usual one."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the usual one's name where there is none."""
-        named = args and (args[0] in self.commands or args[0] == "--help")
-        return super().parse_args(ctx, args if named else [USUAL, *args])
+        """Puts the usual one's name where there is a configuration in its place."""
+        first = args[0] if args else "--help"
+        if first in self.commands or first == "--help":
+            return super().parse_args(ctx, args or ["--help"])
+        if not (first.startswith("-") or "=" in first or "/" in first or Path(first).exists()):
+            names = ", ".join(sorted(self.commands))
+            ctx.fail(f"there is no attack {first!r}, and no such file; the attacks are {names}")
+        return super().parse_args(ctx, [USUAL, *args])
 
 
 app = typer.Typer(
     cls=Attacks,
-    help="Try what a server could learn of clients: hidden (if none is named), invert, membership, span.",
+    help="Try what a server could learn of clients: hidden (where a configuration stands in place of a "
+    "name), invert, membership, span.",
 )
 
 
@@ -130,11 +136,11 @@ def hidden(
     from fedstrata.engine.prepare import prepare  # noqa: PLC0415
     from fedstrata.engine.sites import sites_of  # noqa: PLC0415
     from fedstrata.privacy.attacks import leakage  # noqa: PLC0415
-    from fedstrata.record.findings import write_finding  # noqa: PLC0415
+    from fedstrata.record.findings import what_was_attacked, write_finding  # noqa: PLC0415
 
     fronts = [int(value) for value in _numbers("--front", front, whole=True)]
     target = leakage.Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs, sent, searched)
-    console, (source, run) = Console(quiet=as_json), _asked(arguments)
+    console, (source, run, folder) = Console(quiet=as_json), _asked(arguments, out)
     say(console, "preparing the data and the model ...")
     experiment = prepare(source)
     attempts: list[leakage.Attempt] = []
@@ -142,10 +148,12 @@ def hidden(
     for attempt in leakage.leakage_table(settings, experiment.task, experiment.model, clients, target):
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
-        say(console, f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens")
-        facts = {"sent": target.times(settings), "model": settings.model.title, "seed": settings.seed}
-        write_finding(leakage.finding_of(attempts, target, facts), _folder(out, run))  # each takes minutes
-    _tell(console, leakage.finding_of(attempts, target, facts), _folder(out, run), run, as_json=as_json)
+        say(
+            console, f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens by the decoder"
+        )
+        facts = {"sent": target.times(settings), **what_was_attacked(settings)}
+        write_finding(leakage.finding_of(attempts, target, facts), folder)  # each takes minutes
+    _tell(console, leakage.finding_of(attempts, target, facts), folder, run, as_json=as_json)
 
 
 @app.command()
@@ -177,12 +185,11 @@ def membership(
     from fedstrata.auditing import audit_report  # noqa: PLC0415
     from fedstrata.auditing.membership import Target, audit_membership  # noqa: PLC0415
 
-    console, (source, run) = Console(quiet=as_json), _asked(arguments)
-
+    console, (source, run, folder) = Console(quiet=as_json), _asked(arguments, out)
     say(console, "preparing the data and the model ...")
     target = Target(canaries, words, tuple(client or ()), score, raise_units, shadows, falsified)
     finding = audit_report.finding_of(audit_membership(source, target, partial(_say_event, console)))
-    _tell(console, finding, _folder(out, run), run, as_json=as_json)
+    _tell(console, finding, folder, run, as_json=as_json)
 
 
 @app.command()
@@ -202,13 +209,13 @@ def span(
     """
     from fedstrata.auditing import text_recovery  # noqa: PLC0415 - heavy
 
-    console, observed, run = _observed(arguments, as_json=as_json)
+    console, observed, run, folder = _observed(arguments, out, as_json=as_json)
     found = []
     for own in text_recovery.recoveries(observed, longest):
         found.append(own)
         say(console, f"{own.seen}: {own.why or f'{own.exact} of {own.texts} texts found'}")
-    finding = text_recovery.finding_of(found, shown=show_text or observed.made_up)
-    _tell(console, finding, _folder(out, run), run, as_json=as_json)
+    finding = text_recovery.finding_of(found, observed, longest=longest, show_text=show_text)
+    _tell(console, finding, folder, run, as_json=as_json)
 
 
 @app.command()
@@ -227,21 +234,24 @@ def invert(
     """
     from fedstrata.auditing import words_and_labels  # noqa: PLC0415 - heavy
 
-    console, observed, run = _observed(arguments, as_json=as_json)
-    found = list(words_and_labels.inversions(observed))
-    finding = words_and_labels.finding_of(found, shown=show_text or observed.made_up)
-    _tell(console, finding, _folder(out, run), run, as_json=as_json)
+    console, observed, run, folder = _observed(arguments, out, as_json=as_json)
+    finding = words_and_labels.finding_of(
+        list(words_and_labels.inversions(observed)), observed, show_text=show_text
+    )
+    _tell(console, finding, folder, run, as_json=as_json)
 
 
-def _observed(arguments: list[str] | None, *, as_json: bool) -> tuple[Console, ObservedRound, Path | None]:
-    """Makes the first round; returns where to print, what a server saw, and the run that is named alone."""
+def _observed(
+    arguments: list[str] | None, out: Path | None, *, as_json: bool
+) -> tuple[Console, ObservedRound, Path | None, Path]:
+    """Makes the first round; returns where to print, what a server saw, the run, and where to write."""
     from rich.console import Console  # noqa: PLC0415 - heavy
 
     from fedstrata.auditing.observed_run import observe_round  # noqa: PLC0415
 
-    console, (source, run) = Console(quiet=as_json), _asked(arguments)
+    console, (source, run, folder) = Console(quiet=as_json), _asked(arguments, out)
     say(console, "preparing the data and the model ...")
-    return console, observe_round(source, lambda event, facts: None), run
+    return console, observe_round(source, lambda event, facts: None), run, folder
 
 
 def _say_event(console: Console, event: str, facts: Mapping[str, Any]) -> None:
@@ -258,27 +268,30 @@ def _short(text: str) -> str:
     return repr(textwrap.shorten(text, 300, placeholder=" ...")) if text else "nothing"
 
 
-def _asked(arguments: list[str] | None) -> tuple[Source, Path | None]:
-    """Returns the configuration that is attacked, and the folder of a run that is named alone."""
+def _asked(arguments: list[str] | None, out: Path | None) -> tuple[Source, Path | None, Path]:
+    """Returns the configuration that is attacked, the run that is named alone, and where to write.
+
+    Raises:
+        ConfigurationError: There is no such run or configuration, or what is found cannot be written there.
+    """
+    from fedstrata.core.files import require_writable  # noqa: PLC0415 - heavy
+    from fedstrata.record.findings import AUDITS, require_no_other_run  # noqa: PLC0415
+
     file, overrides = sort_arguments(arguments or [])
     run = file if file is not None and file.is_dir() and not overrides else None
-    return configuration(_settings_of(file), overrides), run
-
-
-def _folder(out: Path | None, run: Path | None) -> Path:
-    """Returns where to write what is found."""
-    from fedstrata.record.findings import AUDITS  # noqa: PLC0415 - heavy
-
-    return out or (run / AUDITS if run else Path(AUDITS))
+    folder = out or (run / AUDITS if run else Path(AUDITS))
+    require_writable(folder)
+    require_no_other_run(folder, run)
+    return configuration(_settings_of(file), overrides), run, folder
 
 
 def _tell(console: Console, finding: Finding, folder: Path, run: Path | None, *, as_json: bool) -> None:
     """Writes and prints what was found; where it is of a run, in its report and its statement too."""
     from fedstrata.auditing.published import publish  # noqa: PLC0415 - heavy
 
-    told = publish(finding, folder, run)
     if as_json:
         typer.echo(finding.as_json())
+        publish(finding, folder, run)
         return
     for own in finding.tables:
         table = new_table(own.title, own.columns, overflow="fold")
@@ -289,17 +302,17 @@ def _tell(console: Console, finding: Finding, folder: Path, run: Path | None, *,
         say(console, sentence)
     for reading in finding.readings:
         say(console, f"{reading.seen}: {_short(reading.text)} was read as {_short(reading.read)}")
-    say(console, f"written: {', '.join(map(str, told))}")
+    say(console, f"written: {', '.join(map(str, publish(finding, folder, run)))}")
 
 
 def _settings_of(file: Path | None) -> Path | None:
     """Returns the configuration of a run, where its folder is named."""
     from fedstrata.engine.run_folder import SETTINGS  # noqa: PLC0415 - heavy
+    from fedstrata.record.history import require_run  # noqa: PLC0415
 
     if file is None or not file.is_dir():
         return file
-    if not (file / SETTINGS).is_file():
-        raise ConfigurationError([Problem("", f"{file} holds no run: there is no {SETTINGS} in it")])
+    require_run(file)
     return file / SETTINGS
 
 

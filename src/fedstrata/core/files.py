@@ -204,6 +204,18 @@ def nearest_existing(path: Path) -> Path:
     return next(place for place in (path.absolute(), *path.absolute().parents) if place.exists())
 
 
+def require_writable(folder: Path) -> None:
+    """Checks that a folder is there and can be written to, or can be made.
+
+    Raises:
+        ConfigurationError: It is a file, below one, or somewhere that this user may not write.
+    """
+    there = next(own for own in (folder, *folder.absolute().parents) if own.exists())
+    if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
+        why = "may not be written to" if there.is_dir() else "is a file"
+        raise ConfigurationError([Problem("", f"cannot write to {folder}: {there} {why}")])
+
+
 def require_new(folder: Path) -> None:
     """Checks that a folder to be written does not exist yet or is empty.
 

@@ -5,7 +5,8 @@ a command shows (docs/text_recovery.md, docs/fl_llama.md).
 
 **Few tokens.** What a weight changes by under SGD is a sum over tokens, and its rows lie in the span of what
 the layer has read of them (`fedstrata.privacy.attacks.span`). Of fewer tokens than the layer is wide that
-span leaves directions out, and a token that was there can be told from those that were not. Tokens of a round
+span leaves directions out, and a token that was there can be told from those that were not; of nearly as
+many (`FULLEST`) it can no longer be told from chance. Tokens of a round
 are counted once, whatever the epochs: as long as what lies below is frozen the same tokens are read alike
 every time. Where it trains they are read a little differently, and the warning is a bound. Tokens that are
 read alike, as the first of every window, count as often as they are there, so that a little more than is
@@ -37,7 +38,7 @@ from fedstrata.models.state import Model
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.privacy import threshold_of
 from fedstrata.policies.select import tied_head
-from fedstrata.privacy.attacks.span import readers_of
+from fedstrata.privacy.attacks.span import FULLEST, readers_of
 from fedstrata.record.words import plural
 
 _NOISE = "differential privacy (privacy.mechanism)"
@@ -74,17 +75,17 @@ def _few_tokens(estimate: Estimate) -> Iterator[str]:
     reader = next(readers_of(experiment.model, estimate.measured.up), None)
     if reader is None:
         return
-    most = reader.directions
-    bound = f"the {most:,} numbers that the lowest trained layers read of each"
-    if most < reader.width:
-        bound = f"{most:,}, the rank of what the lowest trained layers send"
+    directions = reader.directions
+    # Of nearly all directions the space of what was read cannot be told from chance.
+    most = int(FULLEST * directions) + 1
+    bound = f"the {directions:,} numbers that the lowest trained layers read of each"
+    if directions < reader.width:
+        bound = f"{directions:,}, the rank of what the lowest trained layers send"
     # In an encoder what is read of a token depends on the whole text, but in its first block.
-    read = (
-        "read texts token by token"
-        if experiment.model.is_causal or reader.alone
-        else "tell if a text that it guesses is there"
-    )
-    begin, command = f"{experiment.method.name} trains by SGD", "fedstrata attack span CONFIG shows it"
+    read, command = "tell if a text that it guesses is there", "of this there is no command that shows it"
+    if experiment.model.is_causal or reader.alone:
+        read, command = "read texts token by token", "fedstrata attack span CONFIG shows it"
+    begin = f"{experiment.method.name} trains by SGD"
     if experiment.privacy.settings.secure_aggregation:
         found = smallest_sum(estimate)
         if found is not None and found.tokens < most:

@@ -6,7 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
+from fedstrata.core.settings.run import RunSettings
 
 AUDITS = "audits"
 """The folder of a run that holds what attacks on it have found."""
@@ -83,6 +87,14 @@ class Finding:
         return "\n".join([*lines, ""])
 
 
+_TABLES, _SENTENCES, _READINGS = (
+    TypeAdapter(list[FindingTable]),
+    TypeAdapter(list[str]),
+    TypeAdapter(list[Reading]),
+)
+"""What of a file is shown; the rest is whatever the attack has to say."""
+
+
 def write_finding(finding: Finding, folder: Path) -> None:
     """Writes `<attack>.json` and `<attack>.md`; each appears complete or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,13 +104,41 @@ def write_finding(finding: Finding, folder: Path) -> None:
     write_atomically(folder / f"{finding.attack}.md", [finding.as_markdown().encode()])
 
 
+def require_no_other_run(folder: Path, run: Path | None) -> None:
+    """Checks that what is found would not be taken for a finding on a run that it is not of.
+
+    Args:
+        folder: Where it is to be written.
+        run: The run that is attacked, as it was made; none where something else is.
+
+    Raises:
+        ConfigurationError: The folder is that of the findings on another run.
+    """
+    other = folder.resolve().parent
+    of_a_run = folder.resolve().name == AUDITS and (other / "record.jsonl").exists()
+    if of_a_run and (run is None or other != run.resolve()):
+        what = f"{folder} is for attacks on the run {other.name} as it was made, and this is none"
+        raise ConfigurationError([Problem("", f"{what}; give another folder with --out")])
+
+
+def what_was_attacked(settings: RunSettings) -> dict[str, Any]:
+    """Returns what a reader has to know of a configuration to make the attack again."""
+    return {
+        "name": settings.name,
+        "method": settings.method["name"] if isinstance(settings.method, dict) else settings.method.name,
+        "model": settings.model.title,
+        "seed": settings.seed,
+    }
+
+
 def read_findings(run: Path) -> Iterator[Finding]:
     """Yields what attacks on a run have found; a file that is none of theirs is passed over."""
     for attack in ATTACKS:
         try:
             own = json.loads((run / AUDITS / f"{attack}.json").read_bytes())
-            tables = [FindingTable(**each) for each in own["tables"]]
-            readings = [Reading(**each) for each in own.get("readings", [])]
-            yield Finding(attack, tables, own["says"], own, readings)
+            tables = _TABLES.validate_python(own["tables"])
+            says = _SENTENCES.validate_python(own["says"])
+            readings = _READINGS.validate_python(own.get("readings", []))
         except (OSError, ValueError, KeyError, TypeError):
             continue
+        yield Finding(attack, tables, says, own, readings)

@@ -38,7 +38,7 @@ def test_one_client_alone_cannot_be_attacked() -> None:
 
 
 def test_a_cut_without_a_block_for_the_server_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="leave none of the model's 3"):
+    with pytest.raises(ConfigurationError, match=r"--front: must leave one of the 3 blocks .* not 3"):
         table_of(TINY, Target(fronts=[3], noises=[0.0]))
 
 
@@ -50,6 +50,8 @@ def test_the_command_writes_the_table_and_refuses_what_is_no_number(call: Call, 
     assert [(row["front"], row["noise"]) for row in table["rows"]] == [(1, 0.0), (1, 1.0)]
     assert table["sent"] == 2
     assert table["rows"][0]["searched"] == 1.0, "behind one block that changes little"
+    assert any("at p 1 with noise 0, by the " in own and ": 100.0 % of" in own for own in table["says"])
+    assert (table["method"], table["seed"]) == ("layer_skipping", 0)
     heading = "| p | noise | mean size | tokens | nearest embedding | search |"
     assert heading in (tmp_path / "leak/hidden.md").read_text()
     wrong = call("attack", *TINY, "--front", "1.5")

@@ -105,6 +105,10 @@ def leakage_table(
     if len(clients) < 2:
         message = f"an attack needs a client that colludes and another one; there is {len(clients)}"
         raise ConfigurationError([Problem("partition", message)])
+    blocks = len(model.layout.blocks)
+    if wrong := [front for front in target.fronts if not 0 <= front < blocks]:
+        message = f"must leave one of the {blocks} blocks of {model.name} to the server, not {wrong[0]}"
+        raise ConfigurationError([Problem("--front", message)])
     seed = Seed(settings.seed).child("attack")
     known = _drawn(clients[0], target.texts, seed.child("known"))
     others = [example for own in clients[1:] for example in own]
@@ -165,12 +169,17 @@ def finding_of(attempts: Sequence[Attempt], target: Target, facts: Mapping[str, 
         {"front": each.front, "noise": each.noise, "size": each.size, **asdict(each.leakage)}
         for each in attempts
     ]
-    most = max(attempts, key=lambda each: each.leakage.tokens)
+    most, how, share = max(
+        ((each, how, share) for each in attempts for how, share in _shares(each)), key=lambda own: own[2]
+    )
+    left = len(target.fronts) * len(target.noises) - len(attempts)
     says = [
-        "a server that colludes with one client learnt to read hidden states from its texts, and read "
-        f"those of the others, each sent {plural(facts['sent'], 'time')}",
-        f"most is read at p {most.front} with noise {most.noise:g}: {100 * most.leakage.tokens:.1f} % of "
-        "the tokens",
+        *([f"not finished: {plural(left, 'row')} of the table are missing"] if left else []),
+        "a server that colludes with one client learnt to read hidden states from its texts; one that knows "
+        "the model compared them with what each token gives, and tried all tokens one after the other; both "
+        f"read the other clients' texts, each sent {plural(facts['sent'], 'time')}",
+        f"most is read at p {most.front} with noise {most.noise:g}, by {how}: {100 * share:.1f} % of the "
+        "tokens",
         "what is not read here another attack may read",
     ]
     return Finding(
@@ -179,6 +188,18 @@ def finding_of(attempts: Sequence[Attempt], target: Target, facts: Mapping[str, 
         says,
         {**facts, "target": asdict(target), "rows": rows},
     )
+
+
+def _shares(attempt: Attempt) -> Iterator[tuple[str, float]]:
+    """Yields by what tokens were read, and the share of them."""
+    found = attempt.leakage
+    for how, share in (
+        ("the decoder", found.tokens),
+        ("the nearest embedding", found.nearest),
+        ("the search", found.searched),
+    ):
+        if share is not None:
+            yield how, share
 
 
 def cells(attempt: Attempt) -> list[str]:
