@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import pytest
@@ -217,20 +216,24 @@ def test_the_bandit_learns_from_what_devices_gain(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: droppeft}", LORA, "federation.rounds=3")
     rates = [rate for state in states(run) for rate in state["rates"].values()]
     assert len(set(rates)) == len(rates) == 9  # every rate once before any again
-    rewards = run.state.values["_bandits"][""]["rewards"]
-    told = [
-        [number, state["rates"][client], reward - fmean(state["rewards"].values())]
-        for number, state in enumerate(states(run), start=1)
-        for client, reward in state["rewards"].items()
-    ]
-    assert sorted(rewards) == sorted(told) and len(told) == 9
+    bandit = run.state.values["_bandits"][""]
+    assert [number for number, *_ in bandit["history"]] == [1, 2, 3]
+    for state, (_, counts, sums, _) in zip(states(run), bandit["history"], strict=True):
+        given = {state["rates"][client]: reward for client, reward in state["rewards"].items()}
+        learnt = {bandit["rates"][place]: sums[place] for place, count in enumerate(counts) if count}
+        assert learnt.keys() == given.keys()
+        most = max(given, key=lambda rate: abs(given[rate]))
+        for rate, reward in given.items():  # in units of what is usual
+            assert learnt[rate] * given[most] == pytest.approx(learnt[most] * reward)
 
 
 def test_a_bandit_of_each_device_knows_its_own_rewards(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: droppeft, bandit_of: device}", LORA)
     bandits = run.state.values["_bandits"]
+    everybody = bandits.pop("")  # by which it is known what a round adds to all rewards
+    assert sum(everybody["tried"]) == 6
     assert sorted(bandits) == sorted(run.state.values["_personal"])
-    assert all(len(bandit["rewards"]) == 2 for bandit in bandits.values())
+    assert all(len(bandit["history"]) == 2 for bandit in bandits.values())
 
 
 def test_skipping_blocks_changes_what_is_learnt(run_tiny: RunTiny) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from droppeft import bandit_rules
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -29,78 +30,109 @@ def test_every_rate_is_tried_before_any_is_tried_again() -> None:
     assert sorted(first + then) == SETTINGS.rates
 
 
-def test_the_rate_that_pays_most_is_chosen_most_of_the_time() -> None:
-    rng, chosen = np.random.default_rng(1), Counter[float]()
-    bandit = fresh()
-    for number in range(1, 41):
+def test_no_rate_is_preferred_before_each_has_two_rewards() -> None:
+    rng, bandit, chosen = np.random.default_rng(0), fresh(), Counter[float]()
+    for number in (1, 2):
         bandit, rates = bandit.choose(SETTINGS, number, 10, rng)
         chosen.update(rates)
-        bandit = bandit.rewarded(SETTINGS, number, [(rate, 1.0 - abs(rate - 0.6)) for rate in rates])
-    assert chosen.most_common(1)[0][0] == 0.6
-    assert chosen[0.6] > 0.7 * chosen.total()
-    assert 0.6 in bandit.rates and len(bandit.rates) < len(SETTINGS.rates)  # bad ones were given up
+        bandit = bandit.rewarded(SETTINGS, number, [(rate, rate) for rate in rates])
+    assert set(chosen.values()) == {2}
 
 
 @pytest.mark.parametrize("each", [False, True])
-def test_a_rate_is_judged_by_the_others_of_its_round(each: bool) -> None:
-    """Gains shrink to a tenth in twenty rounds, and a device's own bandit forgets after ten turns."""
+@pytest.mark.parametrize("falling", [False, True])
+def test_the_rate_that_pays_most_is_chosen_most_of_the_time(each: bool, falling: bool) -> None:
+    """Whether gains stay or shrink to a tenth in twenty rounds; a device's own has one in each."""
     bandits, seed, late = Bandits(SETTINGS, each), Seed(3), Counter[float]()
     clients = [f"device-{number}" for number in range(10)]
     for number in range(1, 61):
         bandits, rates = bandits.choose(clients, number, seed.child(number))
-        gains = {client: 0.1 ** (number / 20) * (1.0 - abs(rate - 0.6)) for client, rate in rates.items()}
+        usual = 0.1 ** (number / 20) if falling else 1.0
+        gains = {client: usual * (1.0 - abs(rate - 0.6)) for client, rate in rates.items()}
         bandits = bandits.rewarded({client: (rates[client], gains[client]) for client in clients}, number)
-        if number > 20:
+        if number > 25:
             late.update(rates.values())
     assert late.most_common(1)[0][0] == 0.6
-    assert late[0.6] > 0.7 * late.total()
+    assert late[0.6] > (0.5 if each else 0.85) * late.total()
 
 
-def test_a_device_that_trains_alone_in_its_round_is_judged_by_what_it_gained() -> None:
+def test_it_is_not_behind_rules_that_go_by_mean_rewards() -> None:
+    """As `benchmarks/droppeft/bandit_rules.py`, which has all cells and 50 seeds."""
+    for cell in ((False, 0.3, 20), (True, 0.3, 60), (True, 1.0, 20)):
+        assert bandit_rules.behind(bandit_rules.shares(cell, 8)) < 2.0
+
+
+def test_a_round_s_own_part_does_not_hide_the_best_rate() -> None:
+    """All but one device have the best rate, so that the mean of the round is nearly its reward."""
+    bandit, rates = fresh(), SETTINGS.rates
+    for number in range(1, 31):
+        chosen = [*rates, *rates] if number == 1 else [0.6] * 9 + [rates[number % 10]]
+        of_round = 0.2 * number
+        given = [(rate, of_round + 1.0 - abs(rate - 0.6)) for rate in chosen]
+        bandit = bandit.rewarded(SETTINGS, number, given)
+    fit = bandit.fit(SETTINGS, 31)
+    assert fit is not None
+    assert rates[int(fit.known[fit.means.argmax()])] == 0.6
+
+
+def test_the_fit_is_that_of_least_squares() -> None:
+    """Held against one matrix with a column for each rate and each round, and a row more for each round."""
+    rng, bandit = np.random.default_rng(5), fresh()
+    rows, values = [], []
+    for number in range(1, 8):
+        chosen = rng.choice(SETTINGS.rates, 6).tolist()
+        given = [(rate, float(rng.normal() + rate + number)) for rate in chosen]
+        bandit = bandit.rewarded(SETTINGS, number, given)
+        for rate, value in given:
+            rows.append(
+                [float(rate == own) for own in SETTINGS.rates] + [float(number == own) for own in range(1, 8)]
+            )
+            values.append(value)
+        rows.append([0.0] * 10 + [float(number == own) for own in range(1, 8)])
+        values.append(0.0)
+    fit = bandit.fit(SETTINGS, 8)
+    assert fit is not None
+    solved = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0]
+    assert fit.means == pytest.approx(solved[fit.known], abs=1e-8)
+    assert bandit.added_by(SETTINGS, 7) == pytest.approx(solved[16], abs=1e-8)
+
+
+def test_a_device_that_trains_alone_in_its_round_is_judged_by_half_of_what_it_gained() -> None:
     bandits, rates = Bandits(SETTINGS, each=False).choose(["a"], 1, Seed(0))
     bandits = bandits.rewarded({"a": (rates["a"], 0.25)}, 1)
-    assert bandits.known[""].means(SETTINGS, 2) == {rates["a"]: 0.25}
+    fit = bandits.known[""].fit(SETTINGS, 2)
+    assert fit is not None and len(fit.known) == 1
+    assert bandits.known[""].usual == 0.25
 
 
-def test_the_share_of_random_choices_falls_by_rounds_to_its_last_value() -> None:
-    """However many devices there are. Of ten rates one random choice in ten is the best one, too."""
+def test_a_share_of_the_choices_is_random() -> None:
+    """Of ten rates one random choice in ten is the best one, too."""
     rng, bandit = np.random.default_rng(4), fresh()
-    bandit = bandit.rewarded(SETTINGS, 1, [(rate, 1.0 if rate == 0.3 else 0.0) for rate in SETTINGS.rates])
-    for number, share in ((1, 0.2), (26, 0.125), (51, 0.05), (400, 0.05)):
-        known = bandit.rewarded(SETTINGS, number, [(0.3, 1.0)])
-        _, chosen = known.choose(SETTINGS, number, 20_000, rng)
-        others = sum(rate != 0.3 for rate in chosen) / len(chosen)
-        assert others == pytest.approx(0.9 * share, abs=0.01)
+    for number in (1, 2, 3):
+        bandit = bandit.rewarded(SETTINGS, number, [(rate, float(rate == 0.3)) for rate in SETTINGS.rates])
+    _, chosen = bandit.choose(SETTINGS, 4, 20_000, rng)
+    others = sum(rate != 0.3 for rate in chosen) / len(chosen)
+    assert others == pytest.approx(0.9 * 0.05, abs=0.01)
 
 
 def test_what_pays_is_followed_when_it_changes() -> None:
-    settings = BanditSettings(drop=0.0)
+    settings = BanditSettings(memory=20)
     rng, bandit = np.random.default_rng(2), fresh(settings)
     late = Counter[float]()
-    for number in range(1, 81):
+    for number in range(1, 101):
         bandit, rates = bandit.choose(settings, number, 10, rng)
         best = 0.8 if number <= 30 else 0.1
         bandit = bandit.rewarded(settings, number, [(rate, 1.0 - abs(rate - best)) for rate in rates])
-        if number > 50:
+        if number > 70:
             late.update(rates)
-    assert late.most_common(1)[0][0] == pytest.approx(0.1)
+    assert late.most_common(1)[0][0] == pytest.approx(0.1, abs=0.11)
 
 
 def test_a_reward_is_forgotten() -> None:
     bandit = fresh().rewarded(SETTINGS, 1, [(0.3, 5.0)])
-    assert bandit.means(SETTINGS, 11) == {0.3: 5.0}
-    assert bandit.means(SETTINGS, 12) == {}
-    assert bandit.rewarded(SETTINGS, 12, []).rewards == ()
-
-
-def test_the_worst_quarter_goes_after_two_rewards_each() -> None:
-    settings = BanditSettings(rates=[0.0, 0.2, 0.4, 0.6])
-    once = [(rate, rate) for rate in settings.rates]
-    bandit = fresh(settings).rewarded(settings, 1, once)
-    assert bandit.rates == (0.0, 0.2, 0.4, 0.6)
-    bandit = bandit.rewarded(settings, 2, once)
-    assert bandit.rates == (0.2, 0.4, 0.6)
-    assert bandit.rewarded(settings, 3, once).rates == (0.2, 0.4, 0.6)  # two more are needed of each
+    assert bandit.fit(SETTINGS, 51) is not None
+    assert bandit.fit(SETTINGS, 52) is None
+    assert bandit.rewarded(SETTINGS, 52, []).history == ()
 
 
 @given(
@@ -119,9 +151,7 @@ def test_a_bandit_survives_a_checkpoint(rounds: list[list[tuple[float, float]]],
     assert set(one[1]) <= set(bandit.rates)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"rates": []}, {"rates": [0.5, 0.5]}, {"rates": [0.99]}, {"explore": [0.2]}]
-)
+@pytest.mark.parametrize("wrong", [{"rates": []}, {"rates": [0.5, 0.5]}, {"rates": [0.99]}, {"explore": 1.2}])
 def test_settings_that_make_no_sense_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         BanditSettings.model_validate(wrong)

@@ -13,7 +13,7 @@ Client half: in each batch block l is left out with probability P_l, forward and
     their batches together). The more important blocks stay in the device's store. The reward is the gain in
     accuracy on the device's validation documents for each second of computing and transfer.
 Reduces to: FedLoRA (FedAdapter) with `rates: 0` and `shared_blocks: 1.0`.
-Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's rules, the rates over the depth
+Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's rule, the rates over the depth
     (linear) and the place of the head (always shared) are ours. So is what becomes of blocks that did not
     run: one that has never run at the device has no importance and is neither sent nor personal, and neither
     is one that came down in this turn and did not run: it holds nothing of the device, and would dilute the
@@ -50,7 +50,7 @@ class DropPEFT(SomeBlocksShared):
     rates: Rate | Literal["bandit"] | BanditSettings = Field(
         default="bandit",
         description="Mean chance of a block to be left out of a batch: a number, `bandit`, or how the bandit "
-        "chooses: {explore: [0.2, 0.05], memory: 10}.",
+        "chooses: {explore: 0.05, memory: 50}.",
     )
     distribution: Distribution = Field(
         default="incremental", description="How rates go with the depth: growing, equal or falling."

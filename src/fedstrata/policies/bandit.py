@@ -1,21 +1,32 @@
 """How many blocks to skip: a bandit over mean dropout rates (DropPEFT, section 3.3).
 
-The paper's Algorithm 1 did not survive in its text, so the rules are ours: rates that were never tried come
-first; then, but for a share of the choices that shrinks with time, the rate of the best mean reward. What is
-remembered of a reward is how far it lies above the mean of its round: gains shrink as the model learns, and
-the rate that was not tried for longest would look best. It is forgotten after some rounds, since what pays
-changes, and the worst rates are given up once all were tried twice.
+The paper's Algorithm 1 did not survive in its text, so the rule is ours: Thompson sampling over what each
+rate adds to the gain of its round.
+
+**What is known.** A reward is taken for the sum of what its rate adds, what its round adds, and noise: gains
+shrink as the model learns, and a round of easy documents is no merit of a rate. Both are fitted together by
+least squares, a round as if one more device had gained nothing out of the ordinary in it. To take off the
+mean of a round instead would not do: once most devices have the best rate that mean is its own reward.
+Rewards are counted in units of what has been usual of late, since what one rate adds shrinks with all.
+
+**What is chosen.** Each device takes the rate that is best in a draw of its own from what the rates may add,
+given how far rewards lie from the fit; so rates are chosen by how likely they are the best. The draws are of
+half the deviation: a run is short, and trying for longer costs more than it brings. Rates that had no two
+rewards yet come first, and a small share of the choices is random, so that a change is noticed.
+
+`benchmarks/droppeft/bandit_rules.py` holds it against two other rules.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from fedstrata.core.seeding import Seed
@@ -25,6 +36,15 @@ from fedstrata.policies.dropout import CAP
 
 EVERYBODY = ""
 """Under which the bandit that all devices share is kept; no client has this name."""
+TRIES = 2
+"""Rewards that a rate has before another one is preferred to it."""
+USUAL_DEVICE = 1.0
+"""So many devices that gained nothing out of the ordinary are in a round as far as its own part is fitted."""
+DRAWN = 0.5
+"""The deviation of draws, as a share of that of what the rates may add."""
+_OF_LATE = 0.3
+"""The weight of a round in what rewards are usual."""
+_LEAST = 1e-12
 
 Rate = Annotated[float, Field(ge=0.0, le=CAP)]
 
@@ -36,19 +56,9 @@ class BanditSettings(Settings):
         default_factory=lambda: [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
         description="The mean rates to choose from.",
     )
-    explore: Annotated[list[Annotated[float, Field(ge=0.0, le=1.0)]], Field(min_length=2, max_length=2)] = (
-        Field(
-            default_factory=lambda: [0.2, 0.05],
-            description="Share of the choices that are random, at first and from round `decay` on.",
-        )
-    )
-    decay: Count = Field(
-        default=50, description="Rounds over which that share falls; a device's own bandit counts its turns."
-    )
-    memory: Count = Field(default=10, description="Rounds, or turns, after which a reward is forgotten.")
-    drop: Part = Field(
-        default=0.25,
-        description="Share of the rates, rounded down, that is given up whenever all had two rewards more.",
+    explore: Part = Field(default=0.05, description="Share of the choices that are random.")
+    memory: Count = Field(
+        default=50, description="Rounds, of a device's own bandit turns, after which a reward is forgotten."
     )
 
     def _misfits(self) -> Iterator[str]:
@@ -57,12 +67,35 @@ class BanditSettings(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class Reward:
-    """What a rate brought in a round: the gain in accuracy a second, above the round's mean."""
+class Rewards:
+    """The rewards of one round, in units of what is usual.
+
+    Attributes:
+        round: Its number; of a device's own bandit that of the turn.
+        counts: How many devices had each rate.
+        sums: The sum of their rewards.
+        squares: The sum of the squares of all.
+    """
 
     round: int
-    rate: float
-    value: float
+    counts: tuple[int, ...]
+    sums: tuple[float, ...]
+    squares: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """What rates add to a reward, as far as is known.
+
+    Attributes:
+        means: Of each rate that has a reward which is not forgotten, (rates,).
+        spread: The lower Cholesky factor of the covariance of what they may add, (rates, rates).
+        known: Which rates these are, by their places among all.
+    """
+
+    means: NDArray[np.float64]
+    spread: NDArray[np.float64]
+    known: NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,20 +103,27 @@ class Bandit:
     """What is known of the rates; a value, that every reward makes a new one of.
 
     Attributes:
-        rates: Those not given up.
-        rewards: The rewards that are not forgotten, oldest first.
+        rates: What can be chosen.
+        history: The rewards that are not forgotten, by round, oldest first.
         choices: How often a rate was chosen.
-        tried: Of each rate that ever had a reward, how many it had since rates were last given up, forgotten
-            or not, and their sum.
+        tried: How many rewards each rate ever had.
+        usual: The size that rewards have had of late; none before the first.
     """
 
     rates: tuple[float, ...]
-    rewards: tuple[Reward, ...] = ()
+    history: tuple[Rewards, ...] = ()
     choices: int = 0
-    tried: dict[float, tuple[int, float]] = field(default_factory=dict)
+    tried: tuple[int, ...] = ()
+    usual: float | None = None
 
     def choose(
-        self, settings: BanditSettings, number: int, count: int, rng: np.random.Generator
+        self,
+        settings: BanditSettings,
+        number: int,
+        count: int,
+        rng: np.random.Generator,
+        *,
+        alone: bool = False,
     ) -> tuple[Bandit, list[float]]:
         """Chooses rates for the devices of a round.
 
@@ -92,25 +132,25 @@ class Bandit:
             number: The round, or of a device's own bandit its turn, counted from 1.
             count: How many devices there are.
             rng: The generator of this draw.
+            alone: Whether it is a device's own, as for `fit`.
 
         Returns:
             The bandit that knows of the choices, and a rate for each device.
         """
-        means = self.means(settings, number)
-        untried = [rate for rate in self.rates if rate not in self.tried]
+        untried = [place for place, rewards in enumerate(self.tried) if rewards < TRIES]
         rng.shuffle(untried)
-        first, last = settings.explore
-        share = first + (last - first) * min(1.0, (number - 1) / settings.decay)
-        chosen: list[float] = []
-        for index in range(count):
-            random = rng.random() < share
-            if index < len(untried):
-                chosen.append(untried[index])
-            elif random or not means:
-                chosen.append(self.rates[int(rng.integers(len(self.rates)))])
-            else:
-                chosen.append(max(means, key=lambda rate: (means[rate], -rate)))
-        return replace(self, choices=self.choices + count), chosen
+        untried.sort(key=self.tried.__getitem__)
+        random = rng.random(count) < settings.explore
+        anywhere = rng.integers(len(self.rates), size=count)
+        draws = rng.standard_normal((count, len(self.rates)))
+        fit = self.fit(settings, number, alone=alone)
+        if fit is None:
+            best = anywhere
+        else:
+            drawn = fit.means + DRAWN * draws[:, fit.known] @ fit.spread.T
+            best = fit.known[drawn.argmax(axis=1)]
+        places = [*untried[:count], *np.where(random, anywhere, best)[len(untried[:count]) :].tolist()]
+        return replace(self, choices=self.choices + count), [self.rates[place] for place in places]
 
     def rewarded(self, settings: BanditSettings, number: int, given: Sequence[tuple[float, float]]) -> Bandit:
         """Returns the bandit that has learnt of a round.
@@ -118,69 +158,104 @@ class Bandit:
         Args:
             settings: The rules.
             number: As for `choose`.
-            given: Each device's rate and reward.
+            given: Each device's rate and reward, in units of what is usual.
         """
-        kept = [reward for reward in self.rewards if number - reward.round < settings.memory]
-        new = [Reward(number, rate, value) for rate, value in given if rate in self.rates]
-        tried = dict(self.tried)
-        for reward in new:
-            count, total = tried.get(reward.rate, (0, 0.0))
-            tried[reward.rate] = count + 1, total + reward.value
-        return replace(self, rewards=(*kept, *new), tried=tried)._without_the_worst(settings)
-
-    def _without_the_worst(self, settings: BanditSettings) -> Bandit:
-        """Gives up the worst rates once each has two rewards since that was last done."""
-        given_up = int(settings.drop * len(self.rates))
-        if not given_up or any(self.tried.get(rate, (0, 0.0))[0] < 2 for rate in self.rates):
-            return self
-        means = {rate: total / count for rate, (count, total) in self.tried.items()}
-        worst = set(sorted(self.rates, key=lambda rate: (means[rate], -rate))[:given_up])
-        left = tuple(rate for rate in self.rates if rate not in worst)
-        return replace(
-            self,
-            rates=left,
-            rewards=tuple(reward for reward in self.rewards if reward.rate not in worst),
-            tried=dict.fromkeys(left, (0, 0.0)),
+        kept = tuple(own for own in self.history if number - own.round < settings.memory)
+        places = {rate: place for place, rate in enumerate(self.rates)}
+        rows = [(places[rate], value) for rate, value in given if rate in places]
+        if not rows:
+            return replace(self, history=kept)
+        counts = Counter(place for place, _ in rows)
+        sums = [sum(value for place, value in rows if place == own) for own in range(len(self.rates))]
+        new = Rewards(
+            number,
+            tuple(counts[place] for place in range(len(self.rates))),
+            tuple(map(float, sums)),
+            float(sum(value**2 for _, value in rows)),
         )
+        tried = tuple(before + counts[place] for place, before in enumerate(self.tried))
+        return replace(self, history=(*kept, new), tried=tried)
 
-    def means(self, settings: BanditSettings, number: int) -> dict[float, float]:
-        """Returns the mean of the rewards of each rate that are not forgotten by a round."""
-        values: dict[float, list[float]] = defaultdict(list)
-        for reward in self.rewards:
-            if number - reward.round <= settings.memory and reward.rate in self.rates:
-                values[reward.rate].append(reward.value)
-        return {rate: fmean(own) for rate, own in values.items()}
+    def in_usual_units(
+        self, given: Mapping[str, tuple[float, float]]
+    ) -> tuple[Bandit, dict[str, tuple[float, float]]]:
+        """Returns a bandit that knows of the size of these rewards, and them in units of what is usual."""
+        if not given:
+            return self, {}
+        size = fmean(abs(reward) for _, reward in given.values())
+        usual = size if self.usual is None else (1.0 - _OF_LATE) * self.usual + _OF_LATE * size
+        unit = max(usual, _LEAST)
+        return replace(self, usual=usual), {name: (rate, own / unit) for name, (rate, own) in given.items()}
+
+    def fit(self, settings: BanditSettings, number: int, *, alone: bool = False) -> Fit | None:
+        """Returns what each rate adds to a reward; none where no reward is remembered.
+
+        Args:
+            settings: The rules.
+            number: The round that it is asked for.
+            alone: Whether what rounds add has been taken off the rewards, as it is of a device's own bandit.
+        """
+        own = [each for each in self.history if number - each.round <= settings.memory]
+        if not own:
+            return None
+        counts, sums = (np.array([getattr(each, name) for each in own], float) for name in ("counts", "sums"))
+        devices = counts.sum(axis=1)
+        of_round = np.zeros_like(devices) if alone else 1.0 / (devices + USUAL_DEVICE)
+        known = np.flatnonzero(counts.sum(axis=0))
+        counts, totals, sums = counts[:, known], sums.sum(axis=1), sums[:, known]
+        matrix = np.diag(counts.sum(axis=0)) - (counts * of_round[:, None]).T @ counts
+        right = sums.sum(axis=0) - (counts * of_round[:, None]).T @ totals
+        inverse = np.linalg.inv(matrix)
+        means = inverse @ right
+        left = sum(each.squares for each in own) - float(of_round @ totals**2) - float(means @ right)
+        freedom = float(devices.sum() - (of_round * devices).sum()) - len(known)
+        variance = max(left, 0.0) / max(freedom, 1.0)
+        spread = np.linalg.cholesky(inverse * variance + _LEAST * np.eye(len(known)))
+        return Fit(means, spread, known)
+
+    def added_by(self, settings: BanditSettings, number: int) -> float:
+        """Returns what a round has added to each of its rewards; 0 if it had none."""
+        fit = self.fit(settings, number)
+        last = self.history[-1] if self.history else None
+        if fit is None or last is None or last.round != number:
+            return 0.0
+        counts = np.array(last.counts, float)
+        expected = float(counts[fit.known] @ fit.means)
+        return (sum(last.sums) - expected) / (float(counts.sum()) + USUAL_DEVICE)
 
     def to_json(self) -> dict[str, JSON]:
         """Returns the same as JSON."""
         return {
             "rates": list(self.rates),
-            "rewards": [[reward.round, reward.rate, reward.value] for reward in self.rewards],
+            "history": [[own.round, list(own.counts), list(own.sums), own.squares] for own in self.history],
             "choices": self.choices,
-            "tried": [[rate, count, total] for rate, (count, total) in self.tried.items()],
+            "tried": list(self.tried),
+            "usual": self.usual,
         }
 
     @classmethod
     def from_json(cls, values: JSON, settings: BanditSettings) -> Bandit:
         """Returns what `to_json` gave; a bandit that knows nothing yet if that is none."""
         if not isinstance(values, dict):
-            return cls(tuple(settings.rates))
-        known: dict = values  # type: ignore[type-arg]
+            return cls(tuple(settings.rates), tried=(0,) * len(settings.rates))
+        known: dict[str, Any] = values
+        history = (
+            Rewards(number, tuple(counts), tuple(sums), squares)
+            for number, counts, sums, squares in known["history"]
+        )
         return cls(
-            tuple(known["rates"]),
-            tuple(Reward(*reward) for reward in known["rewards"]),
-            known["choices"],
-            {rate: (count, total) for rate, count, total in known["tried"]},
+            tuple(known["rates"]), tuple(history), known["choices"], tuple(known["tried"]), known["usual"]
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Bandits:
-    """The bandits of a federation: one that all devices share, or one for each of them.
+    """The bandits of a federation: one that all devices share and, if each has its own, theirs.
 
     Attributes:
         settings: The rules.
-        each: Whether every device has its own, which counts that device's turns and not rounds.
+        each: Whether every device has its own, which counts that device's turns and not rounds. What a round
+            adds to rewards is then learnt from all devices.
         known: Those that have made a choice, by whose they are.
     """
 
@@ -204,10 +279,10 @@ class Bandits:
         for client in clients:
             groups.setdefault(self._owner(client), []).append(client)
         for owner, members in groups.items():
-            own = known.get(owner) or Bandit.from_json(None, self.settings)
+            own = self._of(owner)
             draws = rng.child("rates", owner).numpy()
             turn = own.choices + 1 if self.each else number
-            known[owner], chosen = own.choose(self.settings, turn, len(members), draws)
+            known[owner], chosen = own.choose(self.settings, turn, len(members), draws, alone=self.each)
             rates |= dict(zip(members, chosen, strict=True))
         return replace(self, known=known), rates
 
@@ -218,16 +293,14 @@ class Bandits:
             given: The rate and the reward of each device that has one.
             number: The round, counted from 1.
         """
-        usual = fmean(reward for _, reward in given.values()) if len(given) > 1 else 0.0
-        groups: dict[str, list[tuple[float, float]]] = {}
-        for client, (rate, reward) in given.items():
-            groups.setdefault(self._owner(client), []).append((rate, reward - usual))
-        learnt = {
-            owner: (own := self.known[owner]).rewarded(
-                self.settings, own.choices if self.each else number, rewards
-            )
-            for owner, rewards in groups.items()
-        }
+        shared, rewards = self._of(EVERYBODY).in_usual_units(given)
+        shared = shared.rewarded(self.settings, number, list(rewards.values()))
+        learnt = {EVERYBODY: shared}
+        if self.each:
+            added = shared.added_by(self.settings, number)
+            for client, (rate, reward) in rewards.items():
+                own = self.known[client]
+                learnt[client] = own.rewarded(self.settings, own.choices, [(rate, reward - added)])
         return replace(self, known={**self.known, **learnt})
 
     def to_json(self) -> dict[str, JSON]:
@@ -238,6 +311,9 @@ class Bandits:
     def from_json(cls, values: Mapping[str, JSON], settings: BanditSettings, *, each: bool) -> Bandits:
         """Returns what `to_json` gave."""
         return cls(settings, each, {owner: Bandit.from_json(own, settings) for owner, own in values.items()})
+
+    def _of(self, owner: str) -> Bandit:
+        return self.known.get(owner) or Bandit.from_json(None, self.settings)
 
     def _owner(self, client: str) -> str:
         return client if self.each else EVERYBODY
