@@ -14,6 +14,7 @@ the two by more than two standard errors of the difference, of `cells`.
 
 import argparse
 import json
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -130,7 +131,7 @@ def behind(found: dict[str, list[float]]) -> float:
     own, *others = found.values()
     best = max(others, key=fmean)
     differences = [one - other for one, other in zip(best, own, strict=True)]
-    error = stdev(differences) / len(differences) ** 0.5
+    error = stdev(differences) / math.sqrt(len(differences))
     return fmean(differences) / max(error, 1e-9)
 
 

@@ -210,7 +210,7 @@ class Bandit:
         left = sum(each.squares for each in own) - float(of_round @ totals**2) - float(means @ right)
         freedom = float(devices.sum() - (of_round * devices).sum()) - len(known)
         variance = max(left, 0.0) / max(freedom, 1.0)
-        spread = np.linalg.cholesky(inverse * variance + _LEAST * np.eye(len(known)))
+        spread = np.linalg.cholesky(inverse * variance + _LEAST * np.eye(len(known))).astype(np.float64)
         return Fit(means, spread, known)
 
     def added_by(self, settings: BanditSettings, number: int) -> float:
