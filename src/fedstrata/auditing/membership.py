@@ -224,12 +224,11 @@ def audit_membership(source: Source, target: Target, listen: Listener) -> Member
         ConfigurationError: The configuration is wrong, or cannot be attacked in this way.
         FedstrataError: A run failed, or nothing left the clients that hold canaries.
     """
-    if problems := list(_without_shadows(target)):
-        raise ConfigurationError(problems)
     experiment = prepare(source)
     problems = [
         *_unattackable(experiment),
         *_strangers(experiment, target),
+        *_without_shadows(target),
         *_unfalsifiable(experiment, target),
     ]
     if problems:
