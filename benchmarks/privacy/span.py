@@ -228,8 +228,7 @@ def table(found: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def _labels(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns how far the shares of labels were told wrongly, in points, and without an update."""
     told = [own["labels"] for own in rows if own["labels"]]
-    off, unlearnt = (_percent(column) for column in zip(*told, strict=True)) if told else ("", "")
-    return f"{off}; {unlearnt}" if told else ""
+    return "; ".join(map(_percent, zip(*told, strict=True)))
 
 
 def _percent(shares: Sequence[float]) -> str:

@@ -7,7 +7,16 @@ from pathlib import Path
 
 from support import TINY, Call
 
-from fedstrata.record.findings import Finding, FindingTable, Reading, read_findings, write_finding
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.check import check_settings
+from fedstrata.record.findings import (
+    Finding,
+    FindingTable,
+    Reading,
+    read_findings,
+    what_was_attacked,
+    write_finding,
+)
 from fedstrata.record.report.attacks import marked
 
 SETTINGS = (*TINY, "method={name: fedavg}")
@@ -90,6 +99,12 @@ def test_what_is_not_of_a_run_is_refused_before_anything_is_attacked(call: Call,
     (run / "record.jsonl").rename(run / "gone")
     done = call("attack", "invert", str(run))
     assert done.status == 2 and "there is no record.jsonl in it" in " ".join(done.err.split())
+
+
+def test_a_finding_names_the_usual_method_where_a_configuration_names_none() -> None:
+    source = read_source(None, ["method.top=1", "seed=7"])
+    told = what_was_attacked(check_settings(source).settings)
+    assert (told["method"], told["model"], told["seed"]) == ("layer_skipping", "mini", 7)
 
 
 def test_an_attack_that_there_is_not_is_named(call: Call) -> None:

@@ -112,7 +112,7 @@ class Cohort(Protocol):
         """
 
     def warn(self, message: str) -> None:
-        """Tells whoever watches the run, and its record."""
+        """Tells whoever watches the run; its record does not hold it."""
 
     def reject(self, client: str, error: FedstrataError) -> None:
         """Does without a client's update, as if the client had failed with this error."""

@@ -210,7 +210,7 @@ def require_writable(folder: Path) -> None:
     Raises:
         ConfigurationError: It is a file, below one, or somewhere that this user may not write.
     """
-    there = next(own for own in (folder, *folder.absolute().parents) if own.exists())
+    there = nearest_existing(folder)
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         why = "may not be written to" if there.is_dir() else "is a file"
         raise ConfigurationError([Problem("", f"cannot write to {folder}: {there} {why}")])

@@ -163,6 +163,10 @@ class Book:
         }
         self.listen("client", facts)
 
+    def warn(self, message: str) -> None:
+        """Tells whoever watches the run of something that does not end it."""
+        self.listen("warning", {"message": message})
+
     def fail(self, client: str, error: Exception) -> None:
         """Loses a client by its own failure; ends the run if the round needs it.
 

@@ -144,7 +144,7 @@ class RoundCohort:
                 yield order.client, frame.decode(result.update, Update)
             elif counted:
                 told = f"round {number}: {order.client} was lost after what it sent was summed, and counts"
-                self.book.listen("warning", {"message": f"{told} ({describe(result.error)})"})
+                self.book.warn(f"{told} ({describe(result.error)})")
             else:
                 self.book.fail(order.client, result.error)
 
@@ -182,7 +182,7 @@ class RoundCohort:
 
     def warn(self, message: str) -> None:
         """Tells whoever watches; see `core.cohort.Cohort.warn`."""
-        self.book.listen("warning", {"message": message})
+        self.book.warn(message)
 
     def reject(self, client: str, error: FedstrataError) -> None:
         """Does without a client's update; see `core.cohort.Cohort.reject`."""

@@ -360,7 +360,7 @@ def _without_strangers(cohort: Exchanging, sites: Sequence[str], distrusted: Map
 def _warn(cohort: Exchanging, client: str, error: FedstrataError) -> None:
     """Tells of a client that was of no help after what it sent was summed, and counts."""
     told = f"round {cohort.book.number}: what {client} said after its input was summed was of no use"
-    cohort.book.listen("warning", {"message": f"{told} ({describe(error)})"})
+    cohort.book.warn(f"{told} ({describe(error)})")
 
 
 def _heard(

@@ -113,7 +113,7 @@ class SecureAggregation:
         try:
             _, survivors, total = self._sums.run(cohort, own, terms, {})
         except (SecureSumRefusal, FrameError) as error:
-            cohort.book.listen("warning", {"message": f"the {part} scores could not be summed: {error}"})
+            cohort.book.warn(f"the {part} scores could not be summed: {error}")
             return None
         self._last = hashed, (*counted_in(total, names), survivors)
         return self._last[1]

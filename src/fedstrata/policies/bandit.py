@@ -19,9 +19,9 @@ rewards yet come first, and a small share of the choices is random, so that a ch
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import add
 from statistics import fmean
 from typing import Annotated, Any
 
@@ -165,15 +165,11 @@ class Bandit:
         rows = [(places[rate], value) for rate, value in given if rate in places]
         if not rows:
             return replace(self, history=kept)
-        counts = Counter(place for place, _ in rows)
-        sums = [sum(value for place, value in rows if place == own) for own in range(len(self.rates))]
-        new = Rewards(
-            number,
-            tuple(counts[place] for place in range(len(self.rates))),
-            tuple(map(float, sums)),
-            float(sum(value**2 for _, value in rows)),
-        )
-        tried = tuple(before + counts[place] for place, before in enumerate(self.tried))
+        chosen, values = (np.array(each) for each in zip(*rows, strict=True))
+        counts = np.bincount(chosen, minlength=len(self.rates)).tolist()
+        sums = np.bincount(chosen, values, len(self.rates)).tolist()
+        new = Rewards(number, tuple(counts), tuple(sums), float(values @ values))
+        tried = tuple(map(add, self.tried, counts))
         return replace(self, history=(*kept, new), tried=tried)
 
     def in_usual_units(

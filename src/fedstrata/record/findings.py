@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import write_atomically
-from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.settings.run import USUAL_METHOD, RunSettings
 
 AUDITS = "audits"
 """The folder of a run that holds what attacks on it have found."""
@@ -125,7 +125,7 @@ def what_was_attacked(settings: RunSettings) -> dict[str, Any]:
     """Returns what a reader has to know of a configuration to make the attack again."""
     return {
         "name": settings.name,
-        "method": settings.method["name"] if isinstance(settings.method, dict) else settings.method.name,
+        "method": settings.method.get("name", USUAL_METHOD),
         "model": settings.model.title,
         "seed": settings.seed,
     }

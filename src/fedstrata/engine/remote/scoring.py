@@ -118,7 +118,7 @@ def summed(
         return nothing
     if len(having) < LEAST_SITES:
         told = f"a masked sum of {part} scores needs {LEAST_SITES} clients that have such documents"
-        cohort.book.listen("warning", {"message": f"{told}, not {len(having)}: there are none"})
+        cohort.book.warn(f"{told}, not {len(having)}: there are none")
         return nothing
     found = sums.counted(replace(cohort, clients=having), plan, part, names)
     if found is None:
@@ -132,7 +132,7 @@ def summed(
             raise FrameError("what was counted is too much")
         scores = _scores(task, tally, {})
     except FrameError as error:
-        cohort.book.listen("warning", {"message": f"the {part} scores are of no use: {error}"})
+        cohort.book.warn(f"the {part} scores are of no use: {error}")
         return replace(nothing, clients=clients)
     said = alike(task, [tally], counted)
     return Summed({**nothing.scores, "global": scores, **said}, clients)
