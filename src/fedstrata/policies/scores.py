@@ -160,7 +160,7 @@ def noise_score(count: int) -> tuple[float, float]:
 
     Example:
         >>> [round(value, 5) for value in noise_score(64)]
-        [1.008, 0.00014]
+        [1.0081, 0.00013]
     """
     if count > _MANY:  # the gamma functions would cancel
         return 1.0 + 0.5 / count, 0.5 / count**2
