@@ -96,6 +96,26 @@ def test_noise_is_the_same_every_time_and_more_of_it_hurts_more(run_tiny: RunTin
     assert loss("{scale: 100.0, kind: std}", "much") > little > 0.9 * none
 
 
+def test_noise_on_gradients_changes_what_the_middle_learns_and_not_what_goes_up(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
+    def run(noise: str, out: str) -> Finished:
+        return run_tiny(f"method={{name: fl_llama, noise: {noise}}}", *LM, out=out)
+
+    without, none, some = (
+        run_once("method={name: fl_llama}", *LM),
+        run("{on: gradients, scale: 0}", "none"),
+        run("{on: gradients, scale: 1.0, relative: true}", "some"),
+    )
+    assert_same_tensors(without.state.tensors, none.state.tensors)
+    assert some.of("round")[0]["loss"] == without.of("round")[0]["loss"], "one step: A and C saw no noise yet"
+    differs = {
+        name for name, own in some.state.tensors.items() if not torch.equal(own, without.state.tensors[name])
+    }
+    assert any(".layers.1." in name for name in differs), "B learns from it"
+    assert "lm_head.weight" not in differs, "C's own gradient has none"
+
+
 def test_noise_at_inference_is_in_the_scores_and_in_nothing_else(run_tiny: RunTiny) -> None:
     def run(inference: str, out: str) -> Finished:
         noise = f"noise: {{scale: 2.0, inference: {inference}}}"
@@ -180,6 +200,7 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, 
         ("average_ends: 3", "average_ends=3 needs clients"),
         ("mode: client_batch, cuts: {site-1: {front: 0, back: 0}}", "divided at one place"),
         ("noise: {scale: -1}", "scale"),
+        ("noise: {on: gradients, inference: true}", "inference=True has no meaning with on gradients"),
         ("full: [head]", "'front', 'middle' or 'back', not 'head'"),
         ("full: [front]", r"method\.full: .*adapter\.kind lora only"),
         ("full: [front, middle, back]", "leave both out"),

@@ -103,5 +103,7 @@ def test_every_format_with_mentions_is_tried() -> None:
         "glue",
         "superglue",
         "mts_dialog",
+        "coqa",
+        "xsum",
     }
     assert FORMATS.keys() - without == {"brat", "i2b2", "conll", "jsonl", "pubtator", "relation_table"}

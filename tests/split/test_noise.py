@@ -37,6 +37,20 @@ def test_padding_has_no_part_in_the_units() -> None:
     assert float(noise.abs().mean()) == pytest.approx(0.1 * float(STATES.abs().mean()), rel=0.02)
 
 
+@pytest.mark.parametrize("relative", [False, True])
+def test_noise_on_gradients_is_that_of_the_mean_loss_and_spares_padding(relative: bool) -> None:
+    rows = Rows(64, (16,) * 32)
+    terms = torch.tensor(48.0)
+    summed = torch.where(rows.mask(STATES.device)[..., None].bool(), terms * STATES, 0.0)
+    noise = noised(0.1, Seed(2), on="gradients", relative=relative)
+    found = noise.add_to_gradient(summed, terms, rows, 1, 0)
+    assert torch.equal(found[:, 48:], torch.zeros_like(found[:, 48:]))
+    added = (found - summed)[:, :48] / terms
+    unit = float(STATES[:, :48].abs().mean()) if relative else 1.0
+    assert float(added.abs().mean()) == pytest.approx(0.1 * unit, rel=0.02)
+    assert not torch.equal(found, noise.add_to_gradient(summed, terms, rows, 2, 0))
+
+
 def test_equal_names_give_equal_noise() -> None:
     noise = noised(0.5, Seed(3))
     one, again, other = (noise.add(STATES, ROWS, "train", step) for step in (1, 1, 2))

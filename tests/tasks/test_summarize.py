@@ -54,6 +54,18 @@ def test_a_dialogue_is_asked_for_its_section_and_a_text_for_a_summary(byte_level
     assert task.beyond_texts == ("", "") != task_of().beyond_texts
 
 
+def test_a_question_is_asked_with_the_turns_before_it_and_any_right_answer_counts(byte_level: Any) -> None:
+    metadata = {"question": "Where?", "history": "Q: Any pain?\nA: Yes\n", "answer2": "The chest"}
+    asked = [replace(DIALOGUES[0], metadata=metadata, text_pair="in my chest")]
+    task = task_of(asked)
+    expected = (
+        f"### Passage\n{asked[0].text}\n\n### Conversation\nQ: Any pain?\nA: Yes\nQ: Where?\n\n### Answer\n"
+    )
+    assert prompt_of(task.encode(asked, byte_level)[0]) == expected
+    assert task.score(asked, [("chest", True)])["exact_match"] == 1.0
+    assert task.score([replace(asked[0], metadata={})], [("chest", True)])["exact_match"] == 0.0
+
+
 def test_right_answers_have_every_score(byte_level: Any) -> None:
     task = task_of()
     examples = task.encode(DIALOGUES, byte_level)

@@ -123,6 +123,13 @@ def hidden(
     searched: Annotated[
         int, typer.Option(min=0, help="Tokens of a text that whoever has A searches for; 0: none.")
     ] = 16,
+    target: Annotated[
+        Literal["same", "next"],
+        typer.Option(
+            help="Which token behind a state the decoder learns to name: the one that gave it, or, as in "
+            "the code of FL-LLaMA's authors, the one after it."
+        ),
+    ] = "same",
     as_json: AsJson = False,
     out: Out = None,
     debug: Debug = False,
@@ -139,21 +146,22 @@ def hidden(
     from fedstrata.record.findings import what_was_attacked, write_finding  # noqa: PLC0415
 
     fronts = [int(value) for value in _numbers("--front", front, whole=True)]
-    target = leakage.Target(fronts, _numbers("--noise", noise), kind, relative, texts, epochs, sent, searched)
+    noises = _numbers("--noise", noise)
+    aim = leakage.Target(fronts, noises, kind, relative, texts, epochs, sent, searched, target)
     console, (source, run, folder) = Console(quiet=as_json), _asked(arguments, out)
     say(console, "preparing the data and the model ...")
     experiment = prepare(source)
     attempts: list[leakage.Attempt] = []
     settings, clients = experiment.settings, [site.encode() for site in sites_of(experiment)[1]]
-    for attempt in leakage.leakage_table(settings, experiment.task, experiment.model, clients, target):
+    for attempt in leakage.leakage_table(settings, experiment.task, experiment.model, clients, aim):
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
         say(
             console, f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens by the decoder"
         )
-        facts = {"sent": target.times(settings), **what_was_attacked(settings)}
-        write_finding(leakage.finding_of(attempts, target, facts), folder)  # each takes minutes
-    _tell(console, leakage.finding_of(attempts, target, facts), folder, run, as_json=as_json)
+        facts = {"sent": aim.times(settings), **what_was_attacked(settings)}
+        write_finding(leakage.finding_of(attempts, aim, facts), folder)  # each takes minutes
+    _tell(console, leakage.finding_of(attempts, aim, facts), folder, run, as_json=as_json)
 
 
 @app.command()

@@ -7,8 +7,8 @@ Travels: in every training step the hidden states behind the first p blocks and 
 Server half: B with its optimiser. `sequential`: clients take turns, round by round or step by step (`turns`);
     `client_batch`: one joint step for all; `hierarchical`: a copy of B for each client, averaged.
 Client half: A and C with their optimiser, each clipped by itself (`training.clip_norm`); Gaussian noise on
-    what leaves A (`noise`). The training loop is everybody's, `fit`; only where a step's gradient comes from
-    is different (`fedstrata.split.client_step`).
+    what leaves A, or on the gradients that leave C (`noise`). The training loop is everybody's, `fit`; only
+    where a step's gradient comes from is different (`fedstrata.split.client_step`).
 Reduces to: with one client, without noise and clipping, training the whole model; with `client_batch` and one
     step each the step is that of the mean over all clients' terms.
 Deviations: optimisers begin anew in every round, as all methods' do here. A and C share one, which changes
@@ -92,7 +92,7 @@ class FLLLaMA(Divided):
         default=1, description="Batches of a step (`training.accumulation`) that may be under way at once."
     )
     wire: Form = Field(default="float32", description="In what numbers hidden states and gradients travel.")
-    noise: NoiseSettings | None = Field(default=None, description="Gaussian noise on what leaves A.")
+    noise: NoiseSettings | None = Field(default=None, description="Gaussian noise on what leaves A, or C.")
     travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
 
     def _misfits(self) -> Iterator[str]:

@@ -46,7 +46,7 @@ class Exchange:
         ends: The client's side of the model.
         line: The line to the server.
         form: How hidden states and gradients travel.
-        noise: What is added to the hidden states that leave the client; none for nothing.
+        noise: What is added to the hidden states or the gradients that leave the client; none for nothing.
         in_flight: How many batches of a step may be under way at once.
         average_every: Steps between averages of all clients' ends; none for no averages on the way.
     """
@@ -135,7 +135,7 @@ class _Step:
         with autocast(self.client.training, self.device):
             front = exchange.ends.front(self._call(index))
         states = front.states
-        if exchange.noise is not None:
+        if exchange.noise is not None and exchange.noise.settings.on == "states":
             states = exchange.noise.add(states, front.rows, exchange._steps, index)
         self.fronts[index] = front
         self.begun += 1
@@ -171,12 +171,16 @@ class _Step:
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append(loss.detach())
         self.counts.append(count)
+        gradient: Any = leaf.grad
+        if exchange.noise is not None and exchange.noise.settings.on == "gradients":
+            rows = self.fronts[index].rows
+            gradient = exchange.noise.add_to_gradient(gradient, count, rows, exchange._steps, index)
         values: dict[str, JSON] = {
             "batch": index,
             "terms": float(count),
             "last": len(self.losses) == len(self.batches),
         }
-        exchange.line.send(exchange.note(pack(GRADIENT, leaf.grad, exchange.form, values), "up"))
+        exchange.line.send(exchange.note(pack(GRADIENT, gradient, exchange.form, values), "up"))
 
     def _call(self, index: int) -> Callable[[], tuple[Tensor, Tensor]]:
         batch = to_device(self.batches[index], self.device)

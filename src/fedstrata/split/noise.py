@@ -1,4 +1,4 @@
-"""Gaussian noise on the hidden states that leave the client.
+"""Gaussian noise on the hidden states, or on the gradients, that leave the client.
 
 Source: FL-LLaMA, section 3.2.2. The paper's noise scales (0.02, 0.1, 0.5) are compared with the mean absolute
 value of the hidden states, and in the code its authors released a scale is the mean absolute value of the
@@ -6,11 +6,16 @@ noise: `mean_abs`. For Gaussian noise of deviation s that is s sqrt(2 / pi), so 
 `std` the scale is the deviation itself. `relative` measures the scale in units of the states: in their mean
 absolute value, or in their standard deviation.
 
+The section tries two places: on the states that leave A, which the paper then uses, and on the gradient by
+B's states that leaves C (`gradients`), of which it says that losses often diverge to NaN. A scale is then
+one of the gradient of a batch's mean loss; the states go up as they are.
+
 This is not differential privacy. Nothing bounds how much one text changes the hidden states, and hidden
 states that are sent many times can be averaged. What the noise is worth against an attack has to be measured.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -26,16 +31,24 @@ Kind = Literal["mean_abs", "std"]
 
 
 class NoiseSettings(Settings):
-    """Gaussian noise on the hidden states that leave a client; it is not differential privacy."""
+    """Gaussian noise on what leaves a client; it is not differential privacy."""
 
+    on: Literal["states", "gradients"] = Field(
+        default="states",
+        description="What it is added to: the hidden states that leave A, or the gradients that leave C.",
+    )
     scale: Annotated[float, Field(ge=0.0)] = Field(default=0.02, description="How much; see `kind`.")
     kind: Kind = Field(
         default="mean_abs", description="What the scale is: the noise's mean absolute value or its deviation."
     )
-    relative: bool = Field(default=False, description="Whether in units of the hidden states.")
+    relative: bool = Field(default=False, description="Whether in units of what it is added to.")
     inference: bool = Field(
         default=False, description="Whether it is also added when documents are scored and texts generated."
     )
+
+    def _misfits(self) -> Iterator[str]:
+        if self.inference and self.on == "gradients":
+            yield "inference=True has no meaning with on gradients: only training has any"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +65,7 @@ class Noise:
     seed: Seed
 
     def add(self, states: Tensor, rows: Rows, *names: str | int) -> Tensor:
-        """Returns the states with noise; the gradient by the sum is the gradient by the states.
+        """Returns states with noise; the gradient by the sum is the gradient by the states.
 
         Args:
             states: (rows, columns, hidden).
@@ -63,6 +76,22 @@ class Noise:
             return states
         noise = torch.randn(states.shape, generator=self.seed.child(*names).torch())
         return states + (noise.to(states.device) * self.deviation(states, rows)).to(states.dtype)
+
+    def add_to_gradient(self, gradient: Tensor, terms: Tensor, rows: Rows, *names: str | int) -> Tensor:
+        """Returns the gradient with noise; where rows are padding it stays 0, or B would learn from it.
+
+        Args:
+            gradient: Of a batch's summed loss, (rows, columns, hidden).
+            terms: How many terms the loss has, ().
+            rows: The lengths of the rows.
+            names: What it is drawn for: step, batch.
+        """
+        if self.settings.scale == 0:
+            return gradient
+        own = gradient / terms.clamp(min=1)
+        noised = self.add(own, rows, "gradient", *names) * terms.clamp(min=1)
+        mask = rows.mask(gradient.device)
+        return (noised if mask is None else noised * mask[..., None]).to(gradient.dtype)
 
     def deviation(self, states: Tensor, rows: Rows) -> Tensor:
         """Returns the standard deviation of what is added to these states."""

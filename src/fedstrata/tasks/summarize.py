@@ -10,7 +10,7 @@ against whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import islice
@@ -26,6 +26,7 @@ from fedstrata.core.settings.base import Count
 from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
+from fedstrata.data.readers.coqa import HISTORY, QUESTION, right_answers
 from fedstrata.data.readers.mts_dialog import SECTION
 from fedstrata.data.sentences import sentences
 from fedstrata.data.split import Split, every
@@ -81,7 +82,8 @@ class Summarization(InstructionTask):
     def fitted(self, clients: Mapping[str, Split]) -> Summarization:
         """Returns the task for a corpus of documents with a second text each.
 
-        Without a template, documents that name a section of a note are asked for it.
+        Without a template, documents that name a section of a note are asked for it, and those with a
+        question and a history of questions are asked that.
 
         Raises:
             ConfigurationError: The template cannot be read or does not fit the documents, or a client has no
@@ -92,7 +94,7 @@ class Summarization(InstructionTask):
         if self.template is not None:
             template = read_template(self.template, _TEXT, _TEMPLATE)
         else:
-            template = builtin("summarize_note" if SECTION in common else "summarize")
+            template = builtin(_builtin(common))
         problems = [Problem(_TEMPLATE, fault) for fault in faults(template, _TEXT, sorted(common))]
         lacking = [
             name for name, own in clients.items() if own.train and not any(map(_has_answer, own.train))
@@ -159,7 +161,9 @@ class Summarization(InstructionTask):
     def tally(self, documents: Sequence[Document], answers: Sequence[Written]) -> dict[str, float]:
         """Counts what the texts have in common with the documents' own, and those that came to their end."""
         texts, references = [text for text, _ in answers], [each.text_pair or "" for each in documents]
-        counts = overlap_tally(texts, references) | answer_tally(texts, [[own] for own in references])
+        counts = overlap_tally(texts, references) | answer_tally(
+            texts, [right_answers(each) for each in documents]
+        )
         return {**counts, "finished": sum(finished for _, finished in answers)}
 
     def scores(self, tally: Tally, apart: Mapping[str, float]) -> dict[str, float]:
@@ -221,6 +225,13 @@ class Summarization(InstructionTask):
             message = f"names {{{missing[0]}}}, which document {document.id!r} lacks"
             raise ConfigurationError([Problem(_TEMPLATE, message)])
         return self._template.format_map(values)
+
+
+def _builtin(fields: Collection[str]) -> str:
+    """Returns the name of the template for documents that all have these fields."""
+    if SECTION in fields:
+        return "summarize_note"
+    return "answer_question" if {QUESTION, HISTORY} <= {*fields} else "summarize"
 
 
 def _has_answer(document: Document) -> bool:

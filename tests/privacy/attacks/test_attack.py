@@ -12,6 +12,7 @@ from fedstrata.models.state import Model
 from fedstrata.privacy.attacks import inversion as attack_module
 from fedstrata.privacy.attacks.inversion import (
     Leakage,
+    Names,
     Observed,
     attack,
     embedding_of,
@@ -54,6 +55,7 @@ def leakage(
     known: int = 120,
     epochs: int = 15,
     searched: int = 0,
+    names: Names = "same",
     **changes: str,
 ) -> Leakage:
     """Attacks a model whose blocks change what comes into them so many times as much as usual.
@@ -71,7 +73,7 @@ def leakage(
     cut = Cut(front, 0)
     ends = Ends(divide(model, cut)[0], cut)
     ends.module.train(False)
-    return attack(learnt, unseen, ends, model, epochs, searched, Seed(3))
+    return attack(learnt, unseen, ends, model, epochs, searched, Seed(3), names)
 
 
 @pytest.mark.parametrize(
@@ -81,6 +83,14 @@ def test_without_noise_a_few_random_blocks_hide_nothing(tiny_model: Tiny, front:
     found = leakage(tiny_model, front, noised(0.0, Seed(1)))
     assert found.tokens > 0.95
     assert found.nearest == 1.0  # they leave a state where its embedding was
+
+
+def test_a_decoder_of_the_next_token_is_marked_by_place(tiny_model: Tiny) -> None:
+    """As the released code of FL-LLaMA does: in random texts nobody can name what comes next."""
+    noise = noised(0.0, Seed(1))
+    same, other = (leakage(tiny_model, 1, noise, names=names) for names in ("same", "next"))
+    assert same.tokens > 0.95 and other.tokens < 0.2
+    assert same.nearest == other.nearest
 
 
 @pytest.mark.parametrize("front", [1, pytest.param(2, marks=pytest.mark.slow)])

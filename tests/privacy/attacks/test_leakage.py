@@ -54,6 +54,10 @@ def test_the_command_writes_the_table_and_refuses_what_is_no_number(call: Call, 
     assert (table["method"], table["seed"]) == ("layer_skipping", 0)
     heading = "| p | noise | mean size | tokens | nearest embedding | search |"
     assert heading in (tmp_path / "leak/hidden.md").read_text()
+    released = call("attack", *SHORT, *options, "--target", "next", "--out", "next", "--json")
+    says = json.loads(released.out)
+    assert says["target"]["names"] == "next"
+    assert any("as in the code of FL-LLaMA's authors" in own for own in says["says"])
     wrong = call("attack", *TINY, "--front", "1.5")
     assert wrong.status == 2
     assert "--front: must be whole numbers of 0 or more" in wrong.err

@@ -187,7 +187,7 @@ def with_places(section: Mapping[str, Any], change: Callable[[str], str]) -> dic
 
 FORMATS = (
     *("synthetic", "i2b2", "brat", "conll", "conllu", "jsonl", "pubtator", "mtsamples", "mimic", "ag_news"),
-    *("glue", "superglue", "mts_dialog", "text", "medline", "relation_table", "datasets"),
+    *("glue", "superglue", "mts_dialog", "coqa", "xsum", "text", "medline", "relation_table", "datasets"),
 )
 """What `data.format` may be besides readers that are plugged in."""
 

@@ -26,6 +26,7 @@ from fedstrata.data.readers import (
     brat,
     conll,
     conllu,
+    coqa,
     datasets,
     glue,
     i2b2,
@@ -38,6 +39,7 @@ from fedstrata.data.readers import (
     relation_table,
     superglue,
     texts,
+    xsum,
 )
 from fedstrata.data.readers.files import Format, Source, numbered_lines, read_text, stem
 from fedstrata.data.readers.folders import TOLD, Unannotated, find_sources
@@ -59,6 +61,8 @@ FORMATS: dict[str, Format] = {
     "glue": glue.FORMAT,
     "superglue": superglue.FORMAT,
     "mts_dialog": mts_dialog.FORMAT,
+    "coqa": coqa.FORMAT,
+    "xsum": xsum.FORMAT,
 }
 """Every format whose documents lie in files; `datasets` may also be an id of the hub."""
 

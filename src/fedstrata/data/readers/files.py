@@ -32,8 +32,8 @@ class Source:
         site: The site its sub-folder stands for; empty if none does.
         split: `train`, `validation` or `test`; empty if the corpus is not split.
         prefix: What makes the ids of its documents unique in the corpus, for example `site-1/`.
-        scheme: The file of the corpus, in its folder or above it, that says what is annotated; none if there
-            is none.
+        scheme: The file of the corpus, in its folder or above it, that says what is annotated or of which
+            part of a split a document is; none if there is none.
     """
 
     path: Path
@@ -65,8 +65,8 @@ class Format:
         passed_over: The names, without their suffix and in lower case, of files of a folder that are no
             documents, unless there are annotations of them.
         one_a_file: Whether each file is one document.
-        scheme: The name of a file of a folder that says what is annotated in all below it; empty if there is
-            no such file.
+        scheme: The name of a file of a folder that says what is annotated in all below it, or how this is
+            split; empty if there is no such file.
         annotates: Returns the types and labels that such a file names; none if it says nothing of them.
         has_labels: Whether each question or row of a source has a label, for the formats some of whose files
             have none; not given where all have.

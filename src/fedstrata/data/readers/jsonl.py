@@ -124,13 +124,13 @@ class DocumentRecord(_Strict):
         )
 
 
-def parse_line(record: type[Record], path: Path, number: int, line: str) -> Record:
+def parse_line(record: type[Record], path: Path, number: int | None, line: str) -> Record:
     """Reads one line as one object.
 
     Args:
         record: What it should be.
         path: The file, for messages.
-        number: The number of the line.
+        number: The number of the line; none for a whole file.
         line: The line.
 
     Raises:

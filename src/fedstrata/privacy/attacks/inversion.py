@@ -4,7 +4,10 @@ Source: FL-LLaMA, sections 3.2.1 (figure 3) and 4.2.4: the server colludes with 
 client's texts and the hidden states they give, trains a decoder from states to tokens on them, and reads
 other clients' states with it. The decoder is p blocks of the architecture that is attacked, initialised at
 random, and a head over the vocabulary; with p = 0 it is a head alone. The paper trains it at a rate of 2e-5;
-here it is given a rate at which it learns.
+here it is given a rate at which it learns. The code that the paper's authors released (TAP-LLM/SplitFedLLM)
+trains it to name the token *behind* the one that gave a state, and compares what it then names with the
+tokens place by place (`Names`): the decoder learns what comes next and is marked as if it had been asked what
+is there.
 
 The second attack needs no training: the token of which what enters the first block is nearest to a hidden
 state. A server that knows the pretrained model can compute that for every token: its embedding, times
@@ -26,7 +29,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +54,8 @@ SEARCHES = 20
 _TOKENS_AT_A_TIME = 1024
 _NUMBERS_AT_A_TIME = 2**24
 """Of a tensor that is only needed for a moment: 64 MiB of float32."""
+Names = Literal["same", "next"]
+"""Which token a decoder learns to name behind a state: the one that gave it, or the one after that."""
 Embed = Callable[[Tensor], Tensor]
 """Gives what enters the first block for ids, (rows, tokens) int64 to (rows, tokens, hidden)."""
 
@@ -133,6 +138,7 @@ def attack(
     epochs: int,
     searched: int,
     seed: Seed,
+    names: Names = "same",
 ) -> Leakage:
     """Trains the attacker on one client's texts and lets it read others'.
 
@@ -144,10 +150,11 @@ def attack(
         epochs: How often the attacker goes through the colluding client's texts.
         searched: Tokens of a text that are searched for, from its beginning.
         seed: Of the decoder's weights and the order of the texts.
+        names: Which token the decoder learns to name; what it names is compared place by place either way.
     """
     inner = transformers_model(model.module)
     decoder = Decoder(inner.config, ends.cut.front, seed.child("weights")).to(known[0].states.device)
-    train(decoder, known, epochs, seed)
+    train(decoder, known, epochs, seed, names)
     batches = (unseen[start : start + BATCH_SIZE] for start in range(0, len(unseen), BATCH_SIZE))
     guesses = [guess for batch in batches for guess in read(decoder, batch)]
     vocabulary = inner.get_input_embeddings().num_embeddings
@@ -187,7 +194,9 @@ def _searched(
     return search_states([each.states for each in chosen], ends, vocabulary, most)
 
 
-def train(decoder: Decoder, known: Sequence[Observed], epochs: int, seed: Seed) -> None:
+def train(
+    decoder: Decoder, known: Sequence[Observed], epochs: int, seed: Seed, names: Names = "same"
+) -> None:
     """Trains the decoder to name the tokens behind hidden states, by cross entropy."""
     order, noise = seed.child("order").torch(), seed.child("noise")
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=LEARNING_RATE, fused=True)
@@ -203,7 +212,8 @@ def train(decoder: Decoder, known: Sequence[Observed], epochs: int, seed: Seed) 
             )
             for states, mask, tokens in loader:
                 logits = decoder(states, mask)
-                F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), ignore_index=IGNORED).backward()  # type: ignore[no-untyped-call]
+                wanted = tokens if names == "same" else F.pad(tokens[:, 1:], (0, 1), value=IGNORED)
+                F.cross_entropy(logits.flatten(0, 1), wanted.flatten(), ignore_index=IGNORED).backward()  # type: ignore[no-untyped-call]
                 torch.nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)

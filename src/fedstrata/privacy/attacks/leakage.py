@@ -18,7 +18,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.models.state import Model
-from fedstrata.privacy.attacks.inversion import Leakage, Observed, attack
+from fedstrata.privacy.attacks.inversion import Leakage, Names, Observed, attack
 from fedstrata.record.findings import Finding, FindingTable
 from fedstrata.record.words import plural
 from fedstrata.split.divide import ends_of
@@ -39,6 +39,13 @@ COLUMNS = ("p", "noise", "mean size", *SCORES.values())
 """The columns of the table."""
 TITLE = "texts read back from hidden states, in hundredths"
 """The title of the table."""
+
+AS_RELEASED = (
+    "the decoder learnt to name the token after the one that gave a state, as in the code of FL-LLaMA's "
+    "authors; what it names was compared place by place with the texts, so that its share of tokens says "
+    "nothing of what could be read"
+)
+"""What is said of a decoder that learns the next token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,7 @@ class Target:
         epochs: How often it goes through what it learns from.
         sent: How often each text was sent, with other noise each time; as often as in the run if none.
         searched: Tokens of a text that are searched for, from its beginning; 0 for no search.
+        names: Which token behind a state the decoder learns to name.
     """
 
     fronts: Sequence[int]
@@ -81,6 +89,7 @@ class Target:
     epochs: int = 20
     sent: int | None = None
     searched: int = 16
+    names: Names = "same"
 
     def times(self, settings: RunSettings) -> int:
         """Returns how often each text was sent in a run with these settings."""
@@ -123,7 +132,7 @@ def leakage_table(
             seen, clean = (_observed(part, Noise(noise, seed)) for part in fronts)
             own, times = seed.child(front), target.times(settings)
             sent = [each.sent(own.child("sent", index), times) for index, each in enumerate(clean)]
-            found = attack(seen, sent, ends, model, target.epochs, target.searched, own)
+            found = attack(seen, sent, ends, model, target.epochs, target.searched, own, target.names)
             numbers = [each.states.abs() for each in clean]
             mean = sum(float(each.sum()) for each in numbers) / sum(each.numel() for each in numbers)
             yield Attempt(front, scale, mean, found)
@@ -180,6 +189,7 @@ def finding_of(attempts: Sequence[Attempt], target: Target, facts: Mapping[str, 
         f"read the other clients' texts, each sent {plural(facts['sent'], 'time')}",
         f"most is read at p {most.front} with noise {most.noise:g}, by {how}: {100 * share:.1f} % of the "
         "tokens",
+        *([AS_RELEASED] if target.names == "next" else []),
         "what is not read here another attack may read",
     ]
     return Finding(
