@@ -119,6 +119,29 @@ def test_copies_of_the_middle_that_are_averaged_once_a_round_are_fedavg(
     assert_close(whole, divided)
 
 
+def test_ends_that_are_handed_on_train_one_model_from_client_to_client(run_tiny: RunTiny) -> None:
+    """Gupta and Raskar's split learning: a step each is plain training on each client's texts in turn."""
+    once = (
+        *PLAIN, "training.batch_size=1000", "training.schedule=constant", "training.weight_decay=0.0",
+        "model.config.classifier_dropout=0.0",
+    )  # fmt: skip
+    divided = run_tiny("method={name: fl_llama, average_ends: hand_on}", *once)
+    experiment = prepare(read_source(None, [*TINY, *once]))
+    model = experiment.model
+    model.train_only(model.layout.all)
+    module = model.module.train()
+    for _ in range(2):
+        for site in sites_of(experiment)[1]:
+            loss, terms = site.task.loss(module, site.task.collate(site.encode()))
+            module.zero_grad()
+            (loss / terms).backward()
+            with torch.no_grad():
+                for parameter in module.parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+    for name, tensor in model.tensors(model.layout.all).items():
+        torch.testing.assert_close(divided.state.tensors[name], tensor, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("mean", ["terms", pytest.param("clients", marks=pytest.mark.slow)])
 def test_a_joint_step_is_that_of_a_mean(run_tiny: RunTiny, tmp_path: Path, mean: str) -> None:
     """One step each: B ends where the mean of the clients' models of plain training is."""

@@ -71,6 +71,7 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
             marks=pytest.mark.slow,
         ),
         pytest.param(("method={name: fl_llama, mode: hierarchical}",), marks=pytest.mark.slow),
+        pytest.param(("method={name: fl_llama, average_ends: hand_on}",), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_between_processes_gives_the_weights_of_a_simulation(

@@ -23,6 +23,7 @@ from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field
+from torch import Tensor
 
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
@@ -84,9 +85,10 @@ class FLLLaMA(Divided):
         default=None,
         description="Steps between averages of B's copies in hierarchical mode; null: at the end of a round.",
     )
-    average_ends: Literal["round", "never"] | Count = Field(
+    average_ends: Literal["round", "never", "hand_on"] | Count = Field(
         default="round",
-        description="When clients' ends are averaged: after a round, never, or also every so many steps.",
+        description="When clients' ends are averaged: after a round, never, or also every so many steps; "
+        "hand_on: they are not, each client goes on with those of the one before it.",
     )
     in_flight: Count = Field(
         default=1, description="Batches of a step (`training.accumulation`) that may be under way at once."
@@ -102,6 +104,10 @@ class FLLLaMA(Divided):
         if isinstance(self.average_ends, int) and self.mode == "sequential":
             needs = "needs clients that step side by side: mode client_batch or hierarchical, not sequential"
             yield f"average_ends={self.average_ends} {needs}"
+        if self.average_ends == "hand_on" and (self.mode, self.turns) != ("sequential", "round"):
+            yield "average_ends=hand_on needs clients that train one after the other: sequential, turns round"
+        if self.average_ends == "hand_on" and self.cuts:
+            yield "average_ends=hand_on: a client that is divided elsewhere could not go on; leave cuts out"
         if self.in_flight > 1 and self.mode == "client_batch":
             yield f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1"
         if self.cuts and self.mode == "client_batch":
@@ -151,20 +157,25 @@ class FLLLaMA(Divided):
         return State(model.snapshot(self.trainable(model.layout)))
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
-        """Serves the clients' training; averages their ends where that is wanted."""
+        """Serves the clients' training; averages their ends where that is wanted, or hands them on."""
         cuts = {client.id: self.divides(client.id) for client in cohort.clients}
         widest = self.widest(cuts)
         layout = cohort.middle(widest).layout
         middles = {client: set(cut.segments(layout).middle) for client, cut in cuts.items()}
         service = self._service(state, cohort, widest, rng)
-        mean, arrived = StreamingMean(), list[ClientInfo]()
+        mean, arrived, handed = StreamingMean(), list[ClientInfo](), dict[str, Tensor]()
+        hands_on = self.average_ends == "hand_on"
 
         def plan_of(client: ClientInfo) -> Plan:
-            ends = {name: tensor for name, tensor in state.tensors.items() if name not in middles[client.id]}
+            tensors = {**state.tensors, **handed}
+            ends = {name: tensor for name, tensor in tensors.items() if name not in middles[client.id]}
             return Plan({} if self.personal else ends)
 
         for client, update in cohort.converse("train", plan_of, service, lambda client: cuts[client.id]):
-            mean.add(Update(update.tensors, rounding_in(update), weight=update.weight))
+            if hands_on:  # what arrives may alias a model
+                handed |= {name: tensor.clone() for name, tensor in update.tensors.items()}
+            own = {} if hands_on else update.tensors
+            mean.add(Update(own, rounding_in(update), weight=update.weight))
             arrived.append(client)
         learnt = service.tensors
         for names in layout.blocks:  # the server may hold one for some clients alone
@@ -174,7 +185,8 @@ class FLLLaMA(Divided):
         rounding: dict[str, JSON] = {**found.values}
         values = {**state.values, "rounding": rounding} if rounding else state.values
         # A server that holds the middle alone begins without the ends: they come with the first updates.
-        return State(replace({**found.tensors, **state.tensors}, found.tensors), values)
+        tensors = {**found.tensors, **handed}
+        return State(replace({**tensors, **state.tensors}, tensors), values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains the ends through the server."""
