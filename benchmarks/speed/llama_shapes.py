@@ -25,6 +25,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from random_client import client_of
 from fedstrata.adapters.attach import attach, wrap
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import LoraSettings
+from fedstrata.core.settings.devices import SHAPES as NAMED
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.metrics.cost import peak_memory
@@ -46,27 +48,11 @@ from fedstrata.tasks.lm import LanguageModelling, Passage
 from fedstrata.train.local import fit
 from fedstrata.train.processor import use_processor
 
-SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.2-1b": {
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "vocab_size": 128_256,
-        "tie_word_embeddings": True,
-    },
-    "llama-3-8b": {
-        "hidden_size": 4096,
-        "intermediate_size": 14_336,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "vocab_size": 128_256,
-        "tie_word_embeddings": False,
-    },
+SHAPES: dict[str, Mapping[str, Any]] = {
+    "llama-3.2-1b": NAMED["llama-3.2-1b"],
+    "llama-3-8b": NAMED["llama-3-8b"],
     "tiny": {
+        "model_type": "llama",
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,
@@ -75,6 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "vocab_size": 3072,
         "tie_word_embeddings": True,
+        "max_position_embeddings": 8192,
     },
 }
 SITES, ROUNDS = 2, 2
@@ -86,8 +73,7 @@ NF4_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256)
 
 def settings_of(shape: str) -> ModelSettings:
     """The settings of a model of this shape with random weights, and the tokenizer of `mini`."""
-    config = {"model_type": "llama", "max_position_embeddings": 8192, **SHAPES[shape]}
-    return ModelSettings(init="random", tokenizer="mini", config=config, dtype="bfloat16")
+    return ModelSettings(init="random", tokenizer="mini", config={**SHAPES[shape]}, dtype="bfloat16")
 
 
 def estimate(shape: str, options: argparse.Namespace) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, Finished, RunTiny, assert_same_tensors
+from support import TINY, TINY_SETTINGS, Finished, RunTiny, assert_same_tensors
 
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.devices import Device, DeviceSettings
 from fedstrata.core.settings.source import read_source
@@ -140,6 +142,77 @@ def flops_of(run: Finished) -> dict[str, float]:
     for event in run.of("client"):
         counts[event["client"]] += event["flops"]
     return dict(counts)
+
+
+def shape(blocks: int) -> str:
+    """The tiny model's configuration with so many blocks, as a value of the command line."""
+    own = TINY_SETTINGS["model.config"]
+    return json.dumps({**own, "num_hidden_layers": blocks})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method={name: layer_skipping, top: 1}", "training.epochs=2"),
+        ("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}"),
+        pytest.param(("method={name: fedavg}", "training.checkpointing=true"), marks=pytest.mark.slow),
+        pytest.param(("method={name: droppeft, rates: 0.5}", LORA), marks=pytest.mark.slow),
+        pytest.param(("method={name: ffa_lora}", LORA), marks=pytest.mark.slow),
+    ],
+)
+def test_a_model_that_is_counted_as_itself_costs_the_same(
+    run_tiny: RunTiny, run_once: RunTiny, overrides: tuple[str, ...]
+) -> None:
+    own = run_once(*overrides, *FEW)
+    counted = run_tiny(*overrides, *FEW, f"devices.as_model={shape(3)}", out="counted")
+    assert flops_of(counted) == flops_of(own)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("method={name: fedlora}", LORA),
+        pytest.param(("method={name: fedavg}",), marks=pytest.mark.slow),
+        pytest.param(("method={name: layer_skipping, top: 2}", "training.cache=off"), marks=pytest.mark.slow),
+    ],
+)
+def test_a_larger_model_costs_what_a_run_of_it_would(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
+    """While the run's own trains; of twice the blocks two stand for each."""
+    larger = [value.replace("top: 2", "top: 4") for value in overrides]
+    own = run_tiny(*larger, *FEW, "model.config.num_hidden_layers=6", out="own")
+    counted = run_tiny(*overrides, *FEW, f"devices.as_model={shape(6)}", out="counted")
+    assert flops_of(counted) == flops_of(own)
+    assert counted.summary["model"]["parameters"] < own.summary["model"]["parameters"]
+
+
+def test_devices_count_a_model_that_is_named(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    """The products of the linear layers of Llama's 16 blocks, forward and once back, and little else."""
+    method = ("method={name: fedlora}", LORA)
+    own = run_once(*method, *FEW)
+    named = run_tiny(*method, *FEW, "devices.as_model=llama-3.2-1b", out="named")
+    assert_same_tensors(own.state.tensors, named.state.tensors)
+    experiment = prepare(read_source(None, [*TINY, *method, *FEW]))
+    for client, flops in flops_of(named).items():
+        examples = experiment.task.encode(experiment.clients[client].train, experiment.model.tokenizer)
+        tokens = experiment.settings.training.epochs * sum(len(each.input_ids) for each in examples)
+        weights = 16 * (2048 * (2 * 2048 + 2 * 512) + 3 * 2048 * 8192)
+        assert 1.0 < flops / (4.0 * weights * tokens) < 2.0  # with padding
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("llama-9", "must be one of bert-large, .*, not 'llama-9'"),
+        ("{hidden_size: 4}", "must say its model_type"),
+        (
+            "{model_type: llama, hiden_size: 4}",
+            r"devices\.as_model: config\.hiden_size: LlamaConfig has no such",
+        ),
+    ],
+)
+def test_a_model_that_there_is_not_is_refused(value: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        prepare(read_source(None, [*TINY, f"devices.as_model={value}"]))
 
 
 @pytest.mark.slow

@@ -8,16 +8,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.seeding import Seed
-from fedstrata.policies.dropout import CAP, LayerDropout, block_rates
+from fedstrata.policies.dropout import CAP, USUAL_CAP, LayerDropout, block_rates
 
 DISTRIBUTIONS = ("incremental", "uniform", "decremental")
 
 
-@given(mean=st.floats(0.0, CAP), blocks=st.integers(1, 80), distribution=st.sampled_from(DISTRIBUTIONS))
+@given(
+    mean=st.floats(0.0, CAP),
+    blocks=st.integers(1, 80),
+    distribution=st.sampled_from(DISTRIBUTIONS),
+    slope=st.none() | st.floats(0.01, 1.0),
+)
 def test_rates_have_the_mean_that_was_asked_for_and_never_exceed_the_cap(
-    mean: float, blocks: int, distribution: str
+    mean: float, blocks: int, distribution: str, slope: float | None
 ) -> None:
-    rates = block_rates(mean, blocks, distribution)  # type: ignore[arg-type]
+    rates = block_rates(mean, blocks, distribution, slope)  # type: ignore[arg-type]
+    assert max(rates) <= max(mean, USUAL_CAP if slope is None else CAP) + 1e-9
+    assert max(rates) - min(rates) <= (slope or 1.0) + 1e-9
     assert len(rates) == blocks
     assert np.mean(rates) == pytest.approx(mean, abs=1e-9)
     assert min(rates) >= 0.0 and max(rates) <= CAP + 1e-9
@@ -25,9 +32,12 @@ def test_rates_have_the_mean_that_was_asked_for_and_never_exceed_the_cap(
     assert (steps >= -1e-9).all() if distribution != "decremental" else (steps <= 1e-9).all()
 
 
-def test_rates_are_linear_in_the_depth_while_no_cap_is_in_the_way() -> None:
+def test_rates_are_linear_in_the_depth_and_as_steep_as_they_may_be() -> None:
     assert block_rates(0.4, 5) == pytest.approx((0.0, 0.2, 0.4, 0.6, 0.8))
-    assert block_rates(0.7, 3, "decremental") == pytest.approx((0.95, 0.725, 0.425))  # 1, .7, .4 with the cap
+    assert block_rates(0.5, 6)[-1] == pytest.approx(0.8), "of six blocks the last one runs in a batch of five"
+    assert block_rates(0.7, 3, "decremental") == pytest.approx((0.8, 0.7, 0.6))
+    assert block_rates(0.7, 3, "decremental", 1.0) == pytest.approx((0.95, 0.7, 0.45))
+    assert block_rates(0.5, 3, slope=0.2) == pytest.approx((0.4, 0.5, 0.6))
 
 
 @pytest.mark.parametrize("mean", [-0.1, 0.96, float("nan")])

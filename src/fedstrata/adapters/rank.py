@@ -23,8 +23,13 @@ _AXES = {"lora_A": 0, "lora_B": 1, "bottleneck_down": 0, "bottleneck_up": 1}
 
 def rank_axis(name: str, tensor: Tensor) -> int | None:
     """Returns the axis of a parameter that its adapter's rank is the length of; none if it has none."""
-    axis = next((axis for part, axis in _AXES.items() if f".{part}." in name), None)
+    axis = _AXES.get(adapter_part(name))
     return axis if axis is not None and axis < tensor.ndim else None
+
+
+def adapter_part(name: str) -> str:
+    """Returns which part of an adapter a parameter is, `lora_A` for one; empty if it is of none."""
+    return next((part for part in _AXES if f".{part}." in name), "")
 
 
 def is_first_factor(name: str) -> bool:

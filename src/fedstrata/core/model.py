@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from fedstrata.core.types import Tensors
 
@@ -73,6 +73,10 @@ class Model(Protocol):
     @property
     def layout(self) -> Layout:
         """Its parameter names by part."""
+
+    @property
+    def emulated(self) -> Any:
+        """What emulated devices count in its place (`train.emulated_model`); itself if none."""
 
     def parameters(self, names: Collection[str]) -> list[Parameter]:
         """Returns the live parameters of these names."""

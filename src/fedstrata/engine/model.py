@@ -1,6 +1,7 @@
 """Whether a model, its tokenizer, its adapter, the task and the method go together; and loading the model."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from fedstrata.core.model import Layout
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings
-from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.models.blocks import find_layout, positions_of, transformers_model
@@ -25,6 +26,7 @@ from fedstrata.models.plain import PlainModel
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
+from fedstrata.train.emulated_model import EmulatedModel
 
 _STAND_IN = ("O",)
 """Classes of a model that is looked at before its own are known."""
@@ -90,7 +92,37 @@ def load_model(
         inner = transformers_model(model.module)
         inner.activation_checkpointing_enable({"use_reentrant": False})
         inner.disable_input_require_grads()  # as an older way of checkpointing needs
+    if settings.devices is not None and settings.devices.shape is not None:
+        model.emulated = EmulatedModel(partial(_emulated, settings, task, method, model.tokenizer))
     return model
+
+
+def _emulated(settings: RunSettings, task: Task, method: Method, tokenizer: Any) -> Model:
+    """Returns the model that emulated devices count, without weights and with the run's kind of adapter."""
+    found = outline(_enlarged(settings), task, method, tokenizer, new_head=True)
+    if settings.training.checkpointing:
+        transformers_model(found.module).activation_checkpointing_enable({"use_reentrant": False})
+    return found
+
+
+def _enlarged(settings: RunSettings) -> RunSettings:
+    """Returns the settings with the model that emulated devices count."""
+    assert settings.devices is not None  # noqa: S101 - whoever calls has looked
+    shape = settings.devices.shape or {}
+    tokenizer = settings.model.tokenizer or settings.model.name
+    larger = ModelSettings(init="random", tokenizer=tokenizer, config=shape)
+    return settings.model_copy(update={"model": larger})
+
+
+def _check_emulated(settings: RunSettings, task: Task, method: Method | None, tokenizer: Any) -> None:
+    """Refuses a model to count that there is not, or that the adapter does not fit."""
+    if settings.devices is None or settings.devices.shape is None:
+        return
+    try:
+        _layout(_enlarged(settings), task, method, tokenizer, None)
+    except ConfigurationError as error:
+        told = (f"{each.path.removeprefix('model.')}: {each.message}" for each in error.problems)
+        raise ConfigurationError([Problem("devices.as_model", message) for message in told]) from None
 
 
 def outline(
@@ -148,6 +180,7 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
     problems += refusals(
         lambda: _check_method(settings, method, _layout(settings, task, method, tokenizer, sample)),
         lambda: _check_tokenizer(settings, task, tokenizer),
+        lambda: _check_emulated(settings, task, method, tokenizer),
     )
     if problems:
         raise ConfigurationError(problems)

@@ -55,6 +55,11 @@ class DropPEFT(SomeBlocksShared):
     distribution: Distribution = Field(
         default="incremental", description="How rates go with the depth: growing, equal or falling."
     )
+    slope: Fraction | None = Field(
+        default=None,
+        description="How far the last block's rate is from the first's, at most; null: as far as leaves "
+        "every rate between 0 and .8.",
+    )
     bandit_of: Literal["everybody", "device"] = Field(
         default="everybody",
         description="Whose rewards a bandit learns from; each device's own needs many rounds.",
@@ -75,6 +80,8 @@ class DropPEFT(SomeBlocksShared):
     def _misfits(self) -> Iterator[str]:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
             yield f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out"
+        if self.slope is not None and self.distribution == "uniform":
+            yield f"slope={self.slope:g} has no meaning with distribution uniform; leave it out"
 
     @property
     def validates(self) -> bool:
@@ -155,7 +162,7 @@ class DropPEFT(SomeBlocksShared):
         model.load(plan.tensors)  # its personal blocks are in it
         before = client.validate() if self.validates else None
         rate = cast("float", plan.values["rate"])
-        rates = block_rates(rate, len(layout.blocks), self.distribution)
+        rates = block_rates(rate, len(layout.blocks), self.distribution, self.slope)
         drawn = rng.child("blocks") if client.privacy is None else Seed(client.privacy.secret())
         dropout = LayerDropout(rates, drawn)
         known = cast("list[float | None] | None", client.store.read().values.get("importance"))

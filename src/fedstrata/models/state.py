@@ -60,6 +60,7 @@ class Model:
         module, tokenizer, name, new_parameters: As given.
         layout: Its parameter names by part.
         is_causal: Whether a token sees only the tokens before it.
+        emulated: What emulated devices count in its place (`train.emulated_model`); itself if none.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Model:
         self.new_parameters = tuple(new_parameters)
         self.layout: Layout = find_layout(module, learnable)
         self.is_causal = _is_causal(module, self.layout)
+        self.emulated: Any = None
         self._parameters = dict(module.named_parameters())
         self._base: dict[str, Tensor] = {}  # copies of parameters as they were, made when first touched
         self._trainable: set[str] = set()

@@ -11,19 +11,24 @@ Distribution: TypeAlias = Literal["incremental", "uniform", "decremental"]
 
 CAP = 0.95
 """The largest chance of a block to be skipped; a block that never ran would never learn."""
+USUAL_CAP = 0.8
+"""The largest that a slope gives to a block by default."""
 
 
-def block_rates(mean: float, blocks: int, distribution: Distribution = "incremental") -> tuple[float, ...]:
+def block_rates(
+    mean: float, blocks: int, distribution: Distribution = "incremental", slope: float | None = None
+) -> tuple[float, ...]:
     """Returns P_l, each block's chance to be skipped, lowest block first.
 
-    The paper recommends rates that grow with the depth and gives no formula. Here they are linear: from 0 to
-    2 p for a mean p up to one half, else from 2 p - 1 to 1. What exceeds the cap is given to the blocks
-    below it, in equal parts, so that the mean stays p.
+    The paper recommends rates that grow with the depth and gives no formula. Here they are linear, with the
+    mean in the middle, and as steep as they may be: no rate is below 0, and none above .8 (above .95 where
+    a slope is asked for). So a mean above .8 has no slope by default.
 
     Args:
         mean: p, the mean of the rates, in [0, 0.95].
         blocks: L, the number of blocks.
         distribution: `incremental` grows with the depth, `decremental` falls, `uniform` does neither.
+        slope: How far the last block's rate is from the first's, at most; as far as it may be if none.
 
     Raises:
         ValueError: The mean is out of range.
@@ -31,6 +36,8 @@ def block_rates(mean: float, blocks: int, distribution: Distribution = "incremen
     Example:
         >>> block_rates(0.25, 3)
         (0.0, 0.25, 0.5)
+        >>> [round(rate, 2) for rate in block_rates(0.5, 4)]
+        [0.2, 0.4, 0.6, 0.8]
         >>> block_rates(0.5, 2, "uniform")
         (0.5, 0.5)
     """
@@ -38,21 +45,10 @@ def block_rates(mean: float, blocks: int, distribution: Distribution = "incremen
         raise ValueError(f"the mean rate must be between 0 and {CAP}, not {mean}")
     if distribution == "uniform" or blocks == 1:
         return (mean,) * blocks
-    low = max(0.0, 2.0 * mean - 1.0)
-    rates = _capped(np.linspace(low, 2.0 * mean - low, blocks))
+    room = max(0.0, min(mean, (USUAL_CAP if slope is None else CAP) - mean))
+    reach = room if slope is None else min(room, slope / 2.0)
+    rates = np.linspace(mean - reach, mean + reach, blocks)
     return tuple(float(rate) for rate in (rates if distribution == "incremental" else rates[::-1]))
-
-
-def _capped(rates: np.ndarray) -> np.ndarray:
-    """Returns rates of the same mean, none over the cap; (blocks,) float64."""
-    while (over := rates > CAP + 1e-12).any():
-        excess = float((rates[over] - CAP).sum())
-        below = rates < CAP - 1e-12
-        rates = np.where(over, CAP, rates)
-        if not below.any():
-            break
-        rates = np.where(below, rates + excess / below.sum(), rates)
-    return rates
 
 
 class LayerDropout:

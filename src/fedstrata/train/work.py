@@ -13,6 +13,7 @@ from fedstrata.core.types import AdapterSize, Work
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.metrics.memory import SavedActivations
 from fedstrata.models.state import FIRST_VALUES
+from fedstrata.train.emulated_model import EmulatedCounter
 
 
 class Tally:
@@ -91,8 +92,11 @@ def adapter_of(client: Client, rank: int, absent: Collection[str] = ()) -> None:
         client.work.adapter = AdapterSize(rank, frozenset(absent))
 
 
-def _counter(model: Model, trainable: Collection[str], work: Work) -> FlopCounter:
-    """Returns the counter of a device's operations."""
+def _counter(model: Model, trainable: Collection[str], work: Work) -> FlopCounter | EmulatedCounter:
+    """Returns the counter of a device's operations: of the model, or of the one that stands for it."""
+    if model.emulated is not None:
+        counter: EmulatedCounter = model.emulated.counter(model.layout, trainable, work.adapter)
+        return counter
     return FlopCounter(
         model.module, model.layout, trainable, lambda name, tensor: held(name, tensor, work.adapter)
     )

@@ -5,6 +5,9 @@ it follows. A mode is one of a module's power modes (`nvpmodel`), by the name th
 its peak is that of float32 arithmetic on the CUDA cores, 2 x cores x clock (one fused multiply-add a core
 and cycle). The TOPS that Table 2 gives for the two Xaviers are those of int8 inference, which say little of
 training.
+
+A device may count the operations of a larger model than the one that trains (`as_model`), so that computing
+has the share of its time that it has with that.
 """
 
 import tomllib
@@ -44,6 +47,12 @@ def _jetson() -> dict[str, dict[str, Mode]]:
 
 PROFILES: Mapping[str, Mapping[str, Mode]] = _jetson()
 """The modes of Jetson TX2, Xavier NX and AGX Xavier; see `jetson.toml` for where they are from."""
+
+
+SHAPES: Mapping[str, Mapping[str, Any]] = tomllib.loads(
+    (files("fedstrata.core.settings") / "shapes.toml").read_text(encoding="utf-8")
+)
+"""The configurations of models that devices may be emulated with, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +122,27 @@ class DeviceSettings(Settings):
         description="Megabits a second in each direction: a number, or {low: 1, high: 100}, drawn uniformly "
         "for each client and round.",
     )
+
+    as_model: str | dict[str, Any] | None = Field(
+        default=None,
+        description="The model whose operations devices count while the run's own trains: "
+        f"{', '.join(f'`{name}`' for name in SHAPES)}, or a transformers config with its `model_type`; null: "
+        "the run's own.",
+    )
+
+    @field_validator("as_model")
+    @classmethod
+    def _known_shape(cls, value: str | dict[str, Any] | None) -> Any:
+        if isinstance(value, str) and value not in SHAPES:
+            raise ValueError(f"must be one of {', '.join(SHAPES)}, or a configuration, not {value!r}")
+        if isinstance(value, dict) and "model_type" not in value:
+            raise ValueError("a configuration must say its model_type")
+        return value
+
+    @property
+    def shape(self) -> dict[str, Any] | None:
+        """The configuration of the model that is counted; none where it is the run's own."""
+        return dict(SHAPES[self.as_model]) if isinstance(self.as_model, str) else self.as_model
 
     @field_validator("custom")
     @classmethod
