@@ -197,6 +197,17 @@ def test_the_columns_asked_for_are_shown_in_order_and_the_files_hold_all() -> No
     assert column_names(["f1"])[:2] == ["f1", "mean_client.f1"]
 
 
+def test_the_best_round_is_a_column_of_the_score_that_runs_are_judged_by() -> None:
+    one = cell(0, 0.5)
+    assert one.summary is not None
+    one.summary["metrics"]["best"] = {"f1": 0.7, "round": 3}
+    table = table_of(RowResult("one", (one,)), columns=["f1", "best.f1"])
+    (found,) = from_markdown(markdown(table))
+    assert (found["f1"], found["f1, best round, validation"]) == ("50.0", "70.0")
+    assert "best.f1/drug" not in table["columns"] and "best.round" not in table["columns"]
+    assert "best.f1" in column_names(["f1"])
+
+
 def test_scores_that_there_is_no_room_for_are_in_the_files_alone() -> None:
     one = cell(0, 0.5)
     assert one.summary is not None

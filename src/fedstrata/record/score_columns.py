@@ -11,6 +11,8 @@ CLIENTS = "mean_client."
 """What stands before a score's name for the mean of the clients' own."""
 TRAINED = "trained."
 """What stands before a score's name for the mean of clients' models after their last local training."""
+BEST = "best."
+"""What stands before the name of the score that runs are judged by, for its best round, in validation."""
 LOW, HIGH = "low.", "high."
 """What stands before a score's name, and before what stands there already, for the ends of its interval."""
 EXTERNAL = "external."
@@ -27,7 +29,7 @@ def column_names(metrics: Sequence[str]) -> list[str]:
 
     Besides, there are those of single clients and sites, which `is_of_one` knows.
     """
-    groups = (CLIENTS, TRAINED, LOW, HIGH, LOW + CLIENTS, HIGH + CLIENTS)
+    groups = (CLIENTS, TRAINED, BEST, LOW, HIGH, LOW + CLIENTS, HIGH + CLIENTS)
     return [*metrics, *(prefix + name for prefix in groups for name in metrics), FLOOR, *COSTS, *TARGETS]
 
 
@@ -55,6 +57,7 @@ def score_groups(summaries: Sequence[Summary]) -> dict[str, str]:
     drawn = {"": "{}", CLIENTS: "{}, mean of clients", **outside}
     seldom = {
         TRAINED: "{}, clients' own models",
+        BEST: "{}, best round, validation",
         **{f"{LOW}{prefix}": f"{title}, lower end" for prefix, title in drawn.items()},
         **{f"{HIGH}{prefix}": f"{title}, upper end" for prefix, title in drawn.items()},
         **outside,
@@ -81,6 +84,8 @@ def scores_of(summary: Summary, prefix: str) -> Mapping[str, float]:
     if prefix.startswith((LOW, HIGH)):
         ends = _intervals(metrics, prefix.partition(".")[2])
         return {name: own[prefix.startswith(HIGH)] for name, own in ends.items()}
+    if prefix == BEST:
+        return {name: own for name, own in (metrics.get("best") or {}).items() if name != "round"}
     if prefix == TRAINED:
         return (metrics.get("trained") or {}).get("mean") or {}
     return metrics.get("mean_client" if prefix == CLIENTS else "global") or {}

@@ -18,6 +18,7 @@ from fedstrata.record.costs import (
     Summary,
 )
 from fedstrata.record.score_columns import (
+    BEST,
     CLIENT,
     CLIENTS,
     EXTERNAL,
@@ -193,6 +194,7 @@ def _columns(rows: Sequence[RowResult], metric: str | None, falling: Collection[
         prefix + name: score_column(name, title.format(name), falling)
         for prefix, title in score_groups(summaries).items()
         for name in scores
+        if prefix != BEST or name == metric
     }
     if metric is not None and any(summary.get(FLOOR) for summary in summaries):
         described[FLOOR] = replace(score_column(metric, f"{metric}, floor", falling), better=None)
@@ -212,7 +214,7 @@ def _target(rows: Sequence[RowResult], others: Collection[str], *, falling: bool
 def _default_columns(
     described: Mapping[str, Column], metric: str | None, *, emulated: bool, private: bool
 ) -> list[str]:
-    groups = (CLIENTS, TRAINED, LOW, HIGH, EXTERNAL, CLIENT)
+    groups = (CLIENTS, TRAINED, BEST, LOW, HIGH, EXTERNAL, CLIENT)
     costs = COSTS.keys() | TARGETS.keys() | {FLOOR}
     own = [key for key in described if not key.startswith(groups) and key not in costs]
     scores = sorted(headings(own, metric), key=lambda key: key != metric)  # what the runs are judged by first
