@@ -17,7 +17,7 @@ from transformers import get_scheduler
 
 from fedstrata.client.site import Site
 from fedstrata.core.client import Client
-from fedstrata.core.errors import TrainingError
+from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.training import TrainingSettings
@@ -308,12 +308,14 @@ def test_the_schedules_are_those_of_transformers(name: str, steps: int, warmup: 
     )
 
 
-def test_dropout_is_on_in_what_trains_and_off_in_what_is_frozen() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_dropout_is_on_in_what_trains_and_off_in_what_is_frozen_unless_asked_for(frozen: bool) -> None:
     config = (
         "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
         "num_attention_heads: 4, hidden_dropout_prob: 0.5}"
     )
-    _, client, _ = make_client(config)
+    asked = ("training.frozen_dropout=on", "training.cache=off") if frozen else ()
+    _, client, _ = make_client(config, *asked)
     modes: dict[str, bool] = {}
     module = client.model.module
 
@@ -327,9 +329,25 @@ def test_dropout_is_on_in_what_trains_and_off_in_what_is_frozen() -> None:
     fit(client, [*layout.blocks[-1], *layout.head], Seed(0))
     on = {name for name, mode in modes.items() if mode}
     assert on
-    assert all(".layer.2." in name or name == "dropout" for name in on)
+    assert frozen or all(".layer.2." in name or name == "dropout" for name in on)
+    assert not frozen or on == modes.keys()
     assert any(".layer.0." in name for name in modes)
     assert any("embeddings" in name for name in modes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (["training.frozen_dropout=on"], "none can be kept: set cache to off"),
+        (
+            ["training={frozen_dropout: on, cache: off}", "method={name: fedavg}"],
+            "has no meaning with fedavg",
+        ),
+    ],
+)
+def test_dropout_in_what_is_frozen_is_refused_where_it_cannot_be(settings: list[str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        prepare(read_source(None, [*TINY, *settings]))
 
 
 def test_training_does_not_disturb_the_global_random_state() -> None:

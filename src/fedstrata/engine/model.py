@@ -1,6 +1,6 @@
 """Whether a model, its tokenizer, its adapter, the task and the method go together; and loading the model."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any
 
@@ -266,9 +266,18 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout) 
     if problems := method.problems(Facts(model=settings.model, adapter=settings.adapter)):
         raise ConfigurationError(problems)
     method.private(layout)  # refuses what does not fit, as the next does
-    cut = frozen_blocks(layout, method.trainable(layout))
+    trained = method.trainable(layout)
+    if settings.training.frozen_dropout == "on" and not _has_frozen_part(layout, trained):
+        message = f"'on' has no meaning with {method.name}, with which the embedding and every block train"
+        raise ConfigurationError([Problem("training.frozen_dropout", message)])
+    cut = frozen_blocks(layout, trained)
     if settings.training.cache == "on" and cut == 0:
         message = (
             "'on' needs a frozen embedding and frozen lower blocks, and with this method they train; use auto"
         )
         raise ConfigurationError([Problem("training.cache", message)])
+
+
+def _has_frozen_part(layout: Layout, trained: Collection[str]) -> bool:
+    """Whether nothing of the embedding, or of a block, trains."""
+    return any(not {*trained}.intersection(part) for part in (layout.embedding, *layout.blocks))

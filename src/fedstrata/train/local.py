@@ -132,7 +132,7 @@ def _descend(
         _frozen_part(client, trainable) as feed,
         _left_out(client, dropout) as leave_out,
     ):
-        train_mode(model)
+        train_mode(model, frozen=settings.frozen_dropout == "on")
         if gradients is None:
             usual = accumulate if client.privacy is None else client.privacy.gradients
             gradients = partial(usual, feed=feed, leave_out=leave_out, tally=tally)
@@ -182,14 +182,20 @@ def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Te
     return {key: value.to(device, non_blocking=True) for key, value in batch.items()}
 
 
-def train_mode(model: Model) -> None:
+def train_mode(model: Model, *, frozen: bool = False) -> None:
     """Switches on dropout in what trains; frozen blocks, and a frozen embedding, run as in evaluation.
 
     What is frozen is then a fixed function of the text, which is what a cache of its output relies on.
+
+    Args:
+        model: The model.
+        frozen: Whether there is dropout in what is frozen, too (`training.frozen_dropout`).
     """
     inner = transformers_model(model.module)
     body = inner.base_model
     model.module.train()
+    if frozen:
+        return
     body.train(any(parameter.requires_grad for parameter in model.parameters(model.layout.embedding)))
     for head in head_modules(inner):
         head.train()

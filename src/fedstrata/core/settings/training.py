@@ -47,6 +47,11 @@ class TrainingSettings(Settings):
         default="auto",
         description="Keep the output of frozen lower blocks on disk; auto where texts are used repeatedly.",
     )
+    frozen_dropout: Literal["off", "on"] = Field(
+        default="off",
+        description="Whether frozen blocks and a frozen embedding have dropout while others train; "
+        "off: they run as in evaluation, so that their output can be kept.",
+    )
     cache_dtype: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto", description="In what it is kept: auto as the blocks give it, which is exact."
     )
@@ -58,3 +63,5 @@ class TrainingSettings(Settings):
     def _misfits(self) -> Iterator[str]:
         if self.momentum and self.optimizer != "sgd":
             yield f"momentum={self.momentum:g} has no meaning with optimizer {self.optimizer!r}; use sgd"
+        if self.frozen_dropout == "on" and self.cache != "off":
+            yield "frozen_dropout=on draws other states every time, and none can be kept: set cache to off"
