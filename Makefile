@@ -6,7 +6,7 @@ LOCK := requirements.lock
 # In the versions that were tested, and in no others.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 
-.PHONY: demo docs test test-slow engines test-engines test-engines-all check lint lock wheel clean
+.PHONY: demo docs test test-slow engines test-engines test-engines-all mutations check lint lock wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("fedstrata needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -52,6 +52,12 @@ test-engines: $(VENV)/installed-engines
 
 test-engines-all: $(VENV)/installed-engines
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engines tests/engines
+
+# Whether the tests of privacy see a mistake in what they guard; once a week, and before a release: most of an hour. All scripts run,
+# whatever one finds.
+mutations: $(VENV)/installed-test
+	status=0; for script in mutations secure_sum_mutations budget_mutations joint_noise_mutations; do \
+		$(BIN)/python benchmarks/privacy/$$script.py || status=1; done; exit $$status
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
