@@ -14,13 +14,16 @@ from support import TINY, TINY_SETTINGS, Finished, RunTiny, assert_same_tensors
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.devices import Device, DeviceSettings
+from fedstrata.core.settings.devices import SHAPES, Device, DeviceSettings
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Work
 from fedstrata.engine.devices import Fleet, RoundClock, assign
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.metrics.flops import FlopCounter
+from fedstrata.models.blocks import find_layout
+from fedstrata.models.load import skeleton
 
 PHONES = (
     "devices={profiles: phone, custom: {phone: {teraflops: 0.002, watts: 5}}, utilisation: 0.5, bandwidth: 8}"
@@ -200,10 +203,36 @@ def test_devices_count_a_model_that_is_named(run_tiny: RunTiny, run_once: RunTin
 
 
 @pytest.mark.parametrize(
+    ("name", "millions"),
+    [
+        ("deberta-v3-large", 435.1),
+        *(
+            pytest.param(name, millions, marks=pytest.mark.slow)
+            for name, millions in (
+                ("bert-large", 335.1), ("roberta-base", 124.6), ("roberta-large", 355.4),
+                ("llama-3.2-1b", 1235.8), ("llama-2-7b", 6607.4), ("llama-3-8b", 7504.9),
+            )
+        ),
+    ],
+)  # fmt: skip
+def test_every_model_that_is_named_can_be_counted(name: str, millions: float) -> None:
+    """Each has as many numbers as are published, without a language model's head of its own."""
+    settings = ModelSettings(init="random", tokenizer="mini", config=dict(SHAPES[name]))
+    module = skeleton(settings, kind="sequence-classification", labels=["a", "b"])
+    layout = find_layout(module)
+    assert sum(layout.sizes.values()) / 1e6 == pytest.approx(millions, abs=0.1)
+    linear = sum(layout.sizes[own] for block in layout.blocks for own in block)
+    # Forward, and twice as much back; attention's own products are little of it.
+    counted = FlopCounter(module, layout, layout.all).batch(1, 128) / (6.0 * 128 * linear)
+    assert 0.9 < counted < (2.0 if "deberta" in name else 1.2)
+
+
+@pytest.mark.parametrize(
     ("value", "says"),
     [
         ("llama-9", "must be one of bert-large, .*, not 'llama-9'"),
         ("{hidden_size: 4}", "must say its model_type"),
+        (shape(2), r"devices\.as_model: has 2 blocks, and the run's own model 3"),
         (
             "{model_type: llama, hiden_size: 4}",
             r"devices\.as_model: config\.hiden_size: LlamaConfig has no such",

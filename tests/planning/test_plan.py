@@ -80,6 +80,23 @@ def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> Non
     assert any("adapters of several sizes" in warning for warning in plan.warnings)
 
 
+def test_an_instruction_that_names_what_documents_say_is_planned(tmp_path: Path) -> None:
+    row = '"CC","Cough.","Doctor: Yes? Patient: I cough."\n'
+    for part in ("TrainingSet", "ValidationSet", "TestSet-1"):
+        table = tmp_path / f"MTS-Dialog-{part}.csv"
+        table.write_text(
+            "ID,section_header,section_text,dialogue\n" + "".join(f"{n},{row}" for n in range(4))
+        )
+    data = [
+        f"data={{format: mts_dialog, path: {tmp_path}}}",
+        "partition={by: iid, clients: 2}",
+        "data.types=null",
+    ]
+    task = "task={name: summarize, max_length: 96, answer_length: 8}"
+    kept = [value for value in TINY if not value.startswith(("data.", "task."))]
+    assert make_plan(read_source(None, [*kept, *data, task, "method={name: fedavg}"]), seconds=0.0)
+
+
 def test_what_workers_do_at_once_takes_its_time_once() -> None:
     plan = plan_tiny("workers=2", "threads=1")
     parts = ("train", "serve", "evaluate", "engine_overhead", "finish")

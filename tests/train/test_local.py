@@ -343,6 +343,10 @@ def test_dropout_is_on_in_what_trains_and_off_in_what_is_frozen_unless_asked_for
             ["training={frozen_dropout: on, cache: off}", "method={name: fedavg}"],
             "has no meaning with fedavg",
         ),
+        (
+            ["training={frozen_dropout: on, cache: off}"],
+            "has no meaning with mini, whose blocks have no dropout",
+        ),
     ],
 )
 def test_dropout_in_what_is_frozen_is_refused_where_it_cannot_be(settings: list[str], says: str) -> None:

@@ -109,8 +109,13 @@ def _enlarged(settings: RunSettings) -> RunSettings:
     """Returns the settings with the model that emulated devices count."""
     assert settings.devices is not None  # noqa: S101 - whoever calls has looked
     shape = settings.devices.shape or {}
-    tokenizer = settings.model.tokenizer or settings.model.name
-    larger = ModelSettings(init="random", tokenizer=tokenizer, config=shape)
+    named = settings.devices.as_model
+    larger = ModelSettings(
+        name=named if isinstance(named, str) else str(shape["model_type"]),
+        init="random",
+        tokenizer=settings.model.tokenizer or settings.model.name,
+        config=shape,
+    )
     return settings.model_copy(update={"model": larger})
 
 
@@ -118,11 +123,22 @@ def _check_emulated(settings: RunSettings, task: Task, method: Method | None, to
     """Refuses a model to count that there is not, or that the adapter does not fit."""
     if settings.devices is None or settings.devices.shape is None:
         return
+    larger = _enlarged(settings)
     try:
-        _layout(_enlarged(settings), task, method, tokenizer, None)
+        blocks = len(_layout(larger, task, method, tokenizer, None).blocks)
+        positions = positions_of(read_config(larger.model, tokenizer))
     except ConfigurationError as error:
         told = (f"{each.path.removeprefix('model.')}: {each.message}" for each in error.problems)
         raise ConfigurationError([Problem("devices.as_model", message) for message in told]) from None
+    own = len(_layout(settings, task, method, tokenizer, None).blocks)
+    if blocks < own:
+        message = (
+            f"has {blocks} blocks, and the run's own model {own}: no block of it stands for some of these"
+        )
+        raise ConfigurationError([Problem("devices.as_model", message)])
+    if positions is not None and task.max_length > positions:
+        message = f"knows {positions} positions, and task.max_length is {task.max_length}"
+        raise ConfigurationError([Problem("devices.as_model", message)])
 
 
 def outline(
@@ -180,8 +196,8 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
     problems += refusals(
         lambda: _check_method(settings, method, _layout(settings, task, method, tokenizer, sample)),
         lambda: _check_tokenizer(settings, task, tokenizer),
-        lambda: _check_emulated(settings, task, method, tokenizer),
     )
+    problems += [] if problems else refusals(lambda: _check_emulated(settings, task, method, tokenizer))
     if problems:
         raise ConfigurationError(problems)
 
@@ -270,6 +286,9 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout) 
     if settings.training.frozen_dropout == "on" and not _has_frozen_part(layout, trained):
         message = f"'on' has no meaning with {method.name}, with which the embedding and every block train"
         raise ConfigurationError([Problem("training.frozen_dropout", message)])
+    if settings.training.frozen_dropout == "on" and _has_no_dropout(settings.model):
+        message = f"'on' has no meaning with {settings.model.name}, whose blocks have no dropout"
+        raise ConfigurationError([Problem("training.frozen_dropout", message)])
     cut = frozen_blocks(layout, trained)
     if settings.training.cache == "on" and cut == 0:
         message = (
@@ -281,3 +300,12 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout) 
 def _has_frozen_part(layout: Layout, trained: Collection[str]) -> bool:
     """Whether nothing of the embedding, or of a block, trains."""
     return any(not {*trained}.intersection(part) for part in (layout.embedding, *layout.blocks))
+
+
+def _has_no_dropout(model: ModelSettings) -> bool:
+    """Whether a configuration says that nothing but the task head has dropout; a factory's is not asked."""
+    if names_factory(model.name):
+        return False
+    config = read_config(model, early_tokenizer(model)).get_text_config().to_dict()
+    rates = (value for name, value in config.items() if "drop" in name and "classifier" not in name)
+    return not any(isinstance(rate, int | float) and rate > 0 for rate in rates)

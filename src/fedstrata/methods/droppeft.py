@@ -39,7 +39,7 @@ from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors
 from fedstrata.methods.averaging import SomeBlocksShared
 from fedstrata.policies import share
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
-from fedstrata.policies.dropout import Distribution, LayerDropout, block_rates
+from fedstrata.policies.dropout import USUAL_CAP, Distribution, LayerDropout, block_rates
 from fedstrata.train.local import fit
 
 
@@ -58,7 +58,7 @@ class DropPEFT(SomeBlocksShared):
     slope: Fraction | None = Field(
         default=None,
         description="How far the last block's rate is from the first's, at most; null: as far as leaves "
-        "every rate between 0 and .8.",
+        "every rate between 0 and .8 (of a mean above .8 all are the mean).",
     )
     bandit_of: Literal["everybody", "device"] = Field(
         default="everybody",
@@ -80,6 +80,14 @@ class DropPEFT(SomeBlocksShared):
     def _misfits(self) -> Iterator[str]:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
             yield f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out"
+        if self.slope is not None and self.rates == 0.0:
+            yield f"slope={self.slope:g} has no meaning with rates 0: every block runs; leave it out"
+        flat = isinstance(self.rates, float | int) and self.rates >= USUAL_CAP and self.slope is None
+        if flat and self.distribution == "decremental":
+            yield (
+                f"distribution=decremental has no meaning with a mean rate of {self.rates:g}: from "
+                f"{USUAL_CAP:g} on all blocks have the mean, unless slope is set"
+            )
         if self.slope is not None and self.distribution == "uniform":
             yield f"slope={self.slope:g} has no meaning with distribution uniform; leave it out"
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from fedstrata.core.model import Layout
 
@@ -81,12 +82,19 @@ def passed_by_lowest(module: nn.Module, layout: Layout, trainable: Collection[st
     for block in blocks:
         handles += [part.register_forward_pre_hook(look) for part in block.modules() if part is not block]
     ids = torch.zeros((1, TOKENS), dtype=torch.long, device=next(module.parameters()).device)
-    # Without numbers (a model on the meta device) nobody can ask a mask whether it hides anything.
+    # Without numbers (a model on the meta device) nobody can ask a mask whether it hides anything, nor ids
+    # whether they are padding.
     mask = {} if ids.is_meta else {"attention_mask": torch.ones_like(ids)}
+    config: Any = next((part.config for part in module.modules() if isinstance(part, PreTrainedModel)), None)
+    pad = getattr(config, "pad_token_id", None)
     try:
+        if ids.is_meta and pad is not None:
+            config.pad_token_id = None
         with _as_if_training(module, trainable), torch.enable_grad(), watched:
             module(input_ids=ids, **mask)
     finally:
+        if pad is not None:
+            config.pad_token_id = pad
         for handle in handles:
             handle.remove()
     return passed

@@ -148,10 +148,14 @@ class RehearsedSite(Site):
         return [self.examples] if self.units is None else list(self.units)
 
 
-def _documents(samples: Samples, index: int) -> Split:
-    """Returns what one rehearsed client is scored on; a client without training documents is held out."""
+def _documents(experiment: Experiment, samples: Samples, index: int) -> Split:
+    """Returns what one rehearsed client is scored on; a client without training documents is held out.
+
+    The one that stands for those it trains on has what a template may ask of them.
+    """
     scored = {part: tuple(documents[index]) for part, documents in samples.scored.items()}
-    return Split(train=(Document("rehearsal", ""),), **scored)
+    like = next((own.train[0] for own in experiment.clients.values() if own.train), Document("", ""))
+    return Split(train=(Document("rehearsal", "", metadata=like.metadata),), **scored)
 
 
 @dataclass(slots=True)
@@ -199,7 +203,7 @@ class Rehearsal(Run[LocalEngine]):
         sites = [
             RehearsedSite(
                 name,
-                _documents(samples, index),
+                _documents(experiment, samples, index),
                 experiment.task,
                 experiment.model.tokenizer,
                 declared=declared.get(name, 0),

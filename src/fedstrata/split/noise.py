@@ -88,8 +88,9 @@ class Noise:
         """
         if self.settings.scale == 0:
             return gradient
-        own = gradient / terms.clamp(min=1)
-        noised = self.add(own, rows, "gradient", *names) * terms.clamp(min=1)
+        scale = terms.clamp(min=1)
+        noised = self.add(gradient / scale, rows, "gradient", *names) * scale
+        noised = torch.where(terms > 0, noised, gradient)  # of a batch without terms B learns nothing
         mask = rows.mask(gradient.device)
         return (noised if mask is None else noised * mask[..., None]).to(gradient.dtype)
 

@@ -35,7 +35,9 @@ def write(path: Path, *conversations: dict[str, Any]) -> None:
 
 
 def test_a_question_comes_with_the_turns_before_it(tmp_path: Path) -> None:
-    others = {"0": turns("A kitten", "It is white"), "1": turns("Cotton the kitten", "White.")}
+    others = {
+        "0": turns("A kitten", "It is white"), "1": turns(" ", ""), "2": turns("Cotton the kitten", "White."),
+    }  # fmt: skip
     write(tmp_path / "coqa-train-v1.0.json", conversation())
     write(tmp_path / "coqa-dev-v1.0.json", conversation(additional_answers=others))
     dev, _, first, second = sorted(read(tmp_path, "coqa"), key=lambda own: own.id)

@@ -13,7 +13,7 @@ from fedstrata.data.readers import read
 
 ARTICLE = (
     "[SN]URL[SN]\nhttp://x\n\n[SN]TITLE[SN]\nFloods\n\n[SN]FIRST-SENTENCE[SN]\nRain is expected.\n\n"
-    "[SN]RESTBODY[SN]\nUp to 60 mm [SN] could fall.\n\n Take care. \n"
+    "[SN]RESTBODY[SN]\nShare this with\nEmail\nUp to 60 mm [SN] could fall.\n\n Take care. \n"
 )
 LIST = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
 
@@ -37,11 +37,17 @@ def test_without_the_list_there_is_no_split(tmp_path: Path) -> None:
     assert "split" not in read(tmp_path, "xsum")[0].metadata
 
 
+def test_an_article_without_a_summary_has_none(tmp_path: Path) -> None:
+    (tmp_path / "10.summary").write_text(ARTICLE.replace("Rain is expected.", ""))
+    assert read(tmp_path, "xsum")[0].text_pair is None
+
+
 @pytest.mark.parametrize(
     ("article", "parts", "says"),
     [
-        ("SECRET", None, r"10\.summary: has nothing under FIRST-SENTENCE"),
-        (ARTICLE.replace("Rain is expected.", ""), None, "has nothing under FIRST-SENTENCE"),
+        ("SECRET", None, r"10\.summary: has no line \[SN\]FIRST-SENTENCE"),
+        (ARTICLE.split("[SN]REST", maxsplit=1)[0], None, r"has no line \[SN\]RESTBODY"),
+        (ARTICLE, '{"train": ["10"], "validation": ["10"], "test": []}', "names an article in two parts"),
         (ARTICLE, "{", rf"{LIST}, line 1: is no JSON"),
         (ARTICLE, '{"train": ["10"]}', "is no list of a split"),
         (ARTICLE, '{"train": [], "validation": [], "test": ["11"]}', "is in no part of XSum"),

@@ -84,7 +84,7 @@ def _questions(conversation: _Conversation, source: Source) -> Iterator[Document
     history: list[str] = []
     for place, turn in enumerate(conversation.questions):
         right = [own[place].input_text.strip() for own in given if own]
-        others = {f"answer{number}": text for number, text in enumerate(right[1:], start=2)}
+        others = {f"answer{number}": text for number, text in enumerate(filter(None, right[1:]), start=2)}
         question = turn.input_text.strip()
         metadata = {
             "patient": conversation.id,

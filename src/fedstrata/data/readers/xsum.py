@@ -15,7 +15,8 @@
 
 A document is an article without its first sentence, which is its second text, for task `summarize`; its
 `metadata` have the `title`. Where the list of the published split lies beside the files, or above them in the
-folder that is read, it says which part each article is of, by the name of its file.
+folder that is read, it says which part each article is of, by the name of its file. What buttons of the page
+say (`_AROUND`) stands in many articles and is left out, as in the copies of the Hugging Face hub.
 """
 
 import json
@@ -31,6 +32,22 @@ from fedstrata.data.readers.files import Format, Source, read_text, stem
 _SPLIT = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
 """The name of the list of the published split: an object of the names of articles by part."""
 _TITLE, _SUMMARY, _ARTICLE = "TITLE", "FIRST-SENTENCE", "RESTBODY"
+_AROUND = frozenset(
+    {
+        *(
+            "Share this with",
+            "Email",
+            "Facebook",
+            "Messenger",
+            "Twitter",
+            "Pinterest",
+            "WhatsApp",
+            "LinkedIn",
+        ),
+        *("Linkedin", "Copy this link", "These are external links and will open in a new window"),
+    }
+)
+"""What buttons of the page say."""
 _HEADING = re.compile(r"^\[SN\]([A-Z-]+)\[SN\]\s*$", re.MULTILINE)
 _PARTS = ("train", "validation", "test")
 
@@ -48,19 +65,21 @@ def read(source: Source) -> Iterator[Document]:
     parts = _parts(source.path)
     split = {} if source.scheme is None else {"split": _split_of(name, source.path, source.scheme)}
     title = {"title": parts[_TITLE]} if parts.get(_TITLE) else {}
-    yield Document(name, parts[_ARTICLE], metadata={**title, **split}, text_pair=parts[_SUMMARY])
+    yield Document(name, parts[_ARTICLE], metadata={**title, **split}, text_pair=parts[_SUMMARY] or None)
 
 
 def _parts(path: Path) -> dict[str, str]:
-    """Returns the text under each heading, without blank lines."""
+    """Returns the text under each heading, without blank lines; of some articles a part is empty."""
     pieces = _HEADING.split(read_text(path))[1:]
     parts = {
-        heading: "\n".join(line.strip() for line in text.splitlines() if line.strip())
+        heading: "\n".join(
+            filter(None, (line.strip() for line in text.splitlines() if line.strip() not in _AROUND))
+        )
         for heading, text in zip(pieces[::2], pieces[1::2], strict=True)
     }
-    if lacking := [heading for heading in (_SUMMARY, _ARTICLE) if not parts.get(heading)]:
-        expected = f"lines [SN]{_SUMMARY}[SN] and [SN]{_ARTICLE}[SN] with text below each"
-        raise DataError(path, f"has nothing under {lacking[0]}", expected=expected)
+    if lacking := [heading for heading in (_SUMMARY, _ARTICLE) if heading not in parts]:
+        expected = f"lines [SN]{_SUMMARY}[SN] and [SN]{_ARTICLE}[SN]"
+        raise DataError(path, f"has no line [SN]{lacking[0]}[SN]", expected=expected)
     return parts
 
 
@@ -81,7 +100,10 @@ def _published(path: Path, written: int) -> Mapping[str, str]:
     lists = found if isinstance(found, dict) else {}
     if set(lists) != set(_PARTS) or not all(isinstance(names, list) for names in lists.values()):
         raise DataError(path, "is no list of a split", expected=f"names in {', '.join(_PARTS)}")
-    return {str(name): part for part in _PARTS for name in lists[part]}
+    parts = {str(name): part for part in _PARTS for name in lists[part]}
+    if len(parts) < sum(len({*map(str, lists[part])}) for part in _PARTS):
+        raise DataError(path, "names an article in two parts", expected="one part for each")
+    return parts
 
 
 FORMAT = Format(read, suffixes=(".summary",), one_a_file=True, scheme=_SPLIT)
