@@ -204,6 +204,7 @@ def test_the_best_round_is_a_column_of_the_score_that_runs_are_judged_by() -> No
     table = table_of(RowResult("one", (one,)), columns=["f1", "best.f1"])
     (found,) = from_markdown(markdown(table))
     assert (found["f1"], found["f1, best round, validation"]) == ("50.0", "70.0")
+    assert "Those of best rounds are of the validation split." in " ".join(notes(table))
     assert "best.f1/drug" not in table["columns"] and "best.round" not in table["columns"]
     assert "best.f1" in column_names(["f1"])
 

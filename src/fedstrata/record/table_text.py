@@ -10,7 +10,7 @@ from typing import Any
 from fedstrata.core.files import write_atomically
 from fedstrata.record.costs import COSTS, Column
 from fedstrata.record.privacy import NOT_COVERED, SEEDED
-from fedstrata.record.score_columns import CLIENTS, FLOOR
+from fedstrata.record.score_columns import BEST, CLIENTS, FLOOR
 from fedstrata.record.table import score_column
 from fedstrata.record.target import MEAN_OF_CLIENTS, TARGETS
 
@@ -180,11 +180,13 @@ def _units(table: Mapping[str, Any]) -> str:
     falling = [
         name for name in table["lower_is_better"] if any(f".{key}".endswith(f".{name}") for key in scores)
     ]
-    if not falling:
-        return "Scores are points (hundredths) on the test split."
-    lower = f"Of {', '.join(falling)} on the test split lower is better."
-    others = [key for key in scores if not any(f".{key}".endswith(f".{name}") for name in falling)]
-    return lower if not others else f"{lower} Other scores are points (hundredths)."
+    told = "Scores are points (hundredths) on the test split."
+    if falling:
+        others = any(not any(f".{key}".endswith(f".{name}") for name in falling) for key in scores)
+        told = f"Of {', '.join(falling)} on the test split lower is better."
+        told += " Other scores are points (hundredths)." if others else ""
+    best = any(key.startswith(BEST) for key in scores)
+    return told + (" Those of best rounds are of the validation split." if best else "")
 
 
 def _machine(table: Mapping[str, Any]) -> list[str]:
