@@ -6,7 +6,7 @@ LOCK := requirements.lock
 # In the versions that were tested, and in no others.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 
-.PHONY: demo docs test test-slow engines test-engines test-engines-all mutations check lint lock wheel clean
+.PHONY: demo docs test test-slow test-weekly engines test-engines test-engines-all mutations check lint lock wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("fedstrata needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -42,7 +42,11 @@ test: $(VENV)/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not engines' --numprocesses auto --dist worksteal
 
 test-slow: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not engines' --numprocesses auto --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not engines and not weekly' --numprocesses auto --dist worksteal
+
+# The dearest of them, which a landing does not wait for: most of an hour.
+test-weekly: $(VENV)/installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m weekly --numprocesses auto --dist worksteal
 
 engines: $(VENV)/installed-engines
 

@@ -17,6 +17,7 @@ from nvflare_federation import NVFlareFederation, nvflare_federation
 from remote_run import Clients, Serve, serving
 from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, executed, report_nothing
 from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
+from weekly_tests import WEEKLY
 
 from fedstrata.cli import main as cli
 from fedstrata.data import synthetic
@@ -38,6 +39,14 @@ def pytest_make_collect_report() -> Iterator[None]:
     if report.skipped and "unable to import module" in str(report.longrepr):
         report.outcome = "failed"
     return report
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks those that a landing does not wait for."""
+    for item in items:
+        if item.nodeid.startswith(WEEKLY):
+            item.add_marker(pytest.mark.weekly)
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pages import follow, python_of, text_of
 from support import REPOSITORY
+from weekly_tests import WEEKLY
 
 PAGE = "CONTRIBUTING.md"
 HOW_TOS = ("method", "task", "reader")
@@ -29,6 +30,16 @@ def test_every_folder_of_tests_is_described() -> None:
 def files_in_folders() -> list[Path]:
     tests = REPOSITORY / "tests"
     return [path for path in tests.rglob("test_*.py") if path.parent != tests]
+
+
+@pytest.mark.parametrize("beginning", WEEKLY)
+def test_what_runs_once_a_week_is_a_slow_test(beginning: str) -> None:
+    file, _, rest = beginning.partition("::")
+    name, _, _ = rest.partition("[")
+    (before,) = re.findall(
+        rf"\n((?:@.*\n|[ )].*\n)*)def {name}\(", (REPOSITORY / file).read_text(encoding="utf-8")
+    )
+    assert "pytest.mark.slow" in before
 
 
 @pytest.mark.slow

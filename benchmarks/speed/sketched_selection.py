@@ -51,6 +51,10 @@ class Overheard:
         self.heard = self._cohort.mean(handler, plan_of)
         return self.heard
 
+    def warn(self, message: str) -> None:
+        """Passes on a warning."""
+        self._cohort.warn(message)
+
 
 class Watched(FedTLU):
     """FedTLU with exact selection that also picks from sketches, and notes how many picks are the same."""

@@ -52,6 +52,7 @@ def test_who_is_trained_on_without_any_defence_is_found() -> None:
     assert "claim: none" in "\n".join(audit_report.words_of(found))
 
 
+@pytest.mark.slow
 def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
     found = audited(*OVERFITTED, canaries=24, shadows=4, score="lira")
     auc = {name: own.auc for name, own in found.shown.rates.items() if own}

@@ -170,10 +170,11 @@ def test_adapters_of_a_rank_for_each_client_are_read_at_its_rank(notes: Path) ->
     ranks = "method={name: hetlora, ranks: [8, 64]}"
     found = read(notes, *SGD, ranks, "adapter={kind: lora, rank: 64}", "training.epochs=3")
     assert found.keys() == set(NOTES), "what is merged is no mean"
-    assert {own.directions for own in found.values()} == {192}
+    assert sorted(own.rank <= 8 for own in found.values()) == [False, False, True], "one of three has rank 8"
     assert any(own.named for own in found.values())
 
 
+@pytest.mark.slow
 def test_a_text_of_which_the_beginning_alone_was_looked_for_is_not_read(
     notes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_text_of_which_the_beginning_alone_was_looked_for_is_not_read(
     assert (ended.facts["method"], ended.facts["longest"]) == ("layer_skipping", 30)
 
 
+@pytest.mark.slow
 def test_the_scratch_folder_of_an_attack_that_is_told_to_end_is_gone(tmp_path: Path) -> None:
     code = (
         "import os, signal\n"

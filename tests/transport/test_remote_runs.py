@@ -156,6 +156,7 @@ def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
         torch.testing.assert_close(tensor, simulated.state.tensors[name], rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have all the time they need: the server loses patience once it waits for this one alone."""
     server = serve(BATCH, *ONE_EACH)
