@@ -22,7 +22,7 @@ from fedstrata.core.task import Task
 from fedstrata.models.blocks import find_layout, positions_of, transformers_model
 from fedstrata.models.given import make, misplaced, names_factory
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
-from fedstrata.models.plain import PlainModel
+from fedstrata.models.plain import PlainConfig, PlainModel
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
@@ -119,8 +119,10 @@ def _enlarged(settings: RunSettings) -> RunSettings:
     return settings.model_copy(update={"model": larger})
 
 
-def _check_emulated(settings: RunSettings, task: Task, method: Method | None, tokenizer: Any) -> None:
-    """Refuses a model to count that there is not, or that the adapter does not fit."""
+def _check_emulated(
+    settings: RunSettings, task: Task, method: Method | None, tokenizer: Any, layout: Layout
+) -> None:
+    """Refuses a model to count that there is not, that the adapter does not fit, or of too few blocks."""
     if settings.devices is None or settings.devices.shape is None:
         return
     larger = _enlarged(settings)
@@ -130,7 +132,7 @@ def _check_emulated(settings: RunSettings, task: Task, method: Method | None, to
     except ConfigurationError as error:
         told = (f"{each.path.removeprefix('model.')}: {each.message}" for each in error.problems)
         raise ConfigurationError([Problem("devices.as_model", message) for message in told]) from None
-    own = len(_layout(settings, task, method, tokenizer, None).blocks)
+    own = len(layout.blocks)
     if blocks < own:
         message = (
             f"has {blocks} blocks, and the run's own model {own}: no block of it stands for some of these"
@@ -189,15 +191,18 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
         problems += _unfit_sample(sample, settings, task, method, frozen=frozen)
     else:
         tokenizer = early_tokenizer(settings.model)
-    positions = positions_of(sample.config if sample else read_config(settings.model, tokenizer))
+    config = sample.config if sample else read_config(settings.model, tokenizer)
+    positions = positions_of(config)
     if positions is not None and (length := task.max_length) > positions:
         message = f"must be at most {positions}, the positions the model knows, not {length}"
         problems.append(Problem("task.max_length", message))
-    problems += refusals(
-        lambda: _check_method(settings, method, _layout(settings, task, method, tokenizer, sample)),
-        lambda: _check_tokenizer(settings, task, tokenizer),
-    )
-    problems += [] if problems else refusals(lambda: _check_emulated(settings, task, method, tokenizer))
+
+    def check_layouts() -> None:
+        layout = _layout(settings, task, method, tokenizer, sample)
+        _check_method(settings, method, layout, config)
+        _check_emulated(settings, task, method, tokenizer, layout)
+
+    problems += refusals(check_layouts, lambda: _check_tokenizer(settings, task, tokenizer))
     if problems:
         raise ConfigurationError(problems)
 
@@ -275,7 +280,7 @@ def _check_tokenizer(settings: RunSettings, task: Task, tokenizer: Any) -> None:
     task.check_tokenizer(tokenizer or read_tokenizer(settings.model))
 
 
-def _check_method(settings: RunSettings, method: Method | None, layout: Layout) -> None:
+def _check_method(settings: RunSettings, method: Method | None, layout: Layout, config: Any) -> None:
     """Refuses a method that does not fit the model, and a cache asked for where there is nothing to keep."""
     if method is None:
         return
@@ -286,7 +291,7 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout) 
     if settings.training.frozen_dropout == "on" and not _has_frozen_part(layout, trained):
         message = f"'on' has no meaning with {method.name}, with which the embedding and every block train"
         raise ConfigurationError([Problem("training.frozen_dropout", message)])
-    if settings.training.frozen_dropout == "on" and _has_no_dropout(settings.model):
+    if settings.training.frozen_dropout == "on" and _has_no_dropout(config):
         message = f"'on' has no meaning with {settings.model.name}, whose blocks have no dropout"
         raise ConfigurationError([Problem("training.frozen_dropout", message)])
     cut = frozen_blocks(layout, trained)
@@ -302,10 +307,10 @@ def _has_frozen_part(layout: Layout, trained: Collection[str]) -> bool:
     return any(not {*trained}.intersection(part) for part in (layout.embedding, *layout.blocks))
 
 
-def _has_no_dropout(model: ModelSettings) -> bool:
-    """Whether a configuration says that nothing but the task head has dropout; a factory's is not asked."""
-    if names_factory(model.name):
+def _has_no_dropout(config: Any) -> bool:
+    """Whether a configuration says that only the task head has dropout; one's own modules say nothing."""
+    if isinstance(config, PlainConfig):
         return False
-    config = read_config(model, early_tokenizer(model)).get_text_config().to_dict()
-    rates = (value for name, value in config.items() if "drop" in name and "classifier" not in name)
+    values = config.get_text_config().to_dict()
+    rates = (value for name, value in values.items() if "drop" in name and "classifier" not in name)
     return not any(isinstance(rate, int | float) and rate > 0 for rate in rates)

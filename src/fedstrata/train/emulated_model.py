@@ -83,16 +83,19 @@ class EmulatedModel:
         own = model.layout
         places = tuple(block * len(layout.blocks) // len(own.blocks) for block in range(len(own.blocks)))
         pairs = [(own.blocks[block], layout.blocks[place]) for block, place in enumerate(places)]
-        learns = {name for names, like in pairs for name in _alike(names, trainable.intersection(like))}
-        for names, like in (
+        pairs += [
             (own.embedding, layout.embedding),
             (own.final_norm, layout.final_norm),
             (own.head, layout.head),
-        ):
-            learns.update(_alike(names, trainable.intersection(like)))
+        ]
+
+        def alike(chosen: frozenset[str]) -> frozenset[str]:
+            found = (_alike(names, chosen.intersection(like)) for names, like in pairs)
+            return frozenset[str]().union(*found)
+
+        learns = alike(trainable)
         if size is not None:
-            absent = (_alike(names, size.absent.intersection(like)) for names, like in pairs)
-            size = AdapterSize(size.rank, frozenset(name for names in absent for name in names))
+            size = AdapterSize(size.rank, alike(size.absent))
         counter = FlopCounter(model.module, own, learns, lambda name, tensor: held(name, tensor, size))
         return EmulatedCounter(counter, places)
 

@@ -15,29 +15,21 @@ does not part them.
 from collections.abc import Iterator, Mapping
 from itertools import count, takewhile
 
-from pydantic import BaseModel, ConfigDict
-
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, read_text
-from fedstrata.data.readers.jsonl import parse_line
+from fedstrata.data.readers.jsonl import PartRecord, parse_line
 
 QUESTION, HISTORY = "question", "history"
 """The names, in a document's metadata, of what is asked and of the turns before it."""
 
 
-class _Part(BaseModel):
-    """A part of the file; what it holds besides is passed over."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class _Turn(_Part):
+class _Turn(PartRecord):
     turn_id: int
     input_text: str
 
 
-class _Conversation(_Part):
+class _Conversation(PartRecord):
     id: str
     source: str
     story: str
@@ -46,7 +38,7 @@ class _Conversation(_Part):
     additional_answers: Mapping[str, tuple[_Turn, ...]] = {}
 
 
-class _File(_Part):
+class _File(PartRecord):
     data: tuple[_Conversation, ...]
 
 

@@ -30,6 +30,12 @@ class _Strict(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
+class PartRecord(BaseModel):
+    """A part of a published file of JSON; what it holds besides is passed over."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
+
+
 class SpanRecord(_Strict):
     """A span of the object's text, in characters from 0; `fragments` for a discontinuous one.
 

@@ -35,26 +35,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict
-
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.choices import NONE_RIGHT, PRONOUN, TASK, named
 from fedstrata.data.readers.files import Format, Source, filled_lines, stem
-from fedstrata.data.readers.jsonl import parse_line
+from fedstrata.data.readers.jsonl import PartRecord, parse_line
 
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 _Label = bool | int | str | None
 Lines = Iterator[tuple[int, str]]
 
 
-class _Row(BaseModel):
-    """A line of a file; what it holds besides is passed over."""
-
-    model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
-
-
-class _Pair(_Row):
+class _Pair(PartRecord):
     premise: str
     hypothesis: str
     label: _Label = None
@@ -63,7 +55,7 @@ class _Pair(_Row):
         return Document("", self.premise, text_pair=self.hypothesis)
 
 
-class _YesNo(_Row):
+class _YesNo(PartRecord):
     question: str
     passage: str
     label: _Label = None
@@ -73,7 +65,7 @@ class _YesNo(_Row):
         return Document("", self.passage, text_pair=self.question)
 
 
-class _Senses(_Row):
+class _Senses(PartRecord):
     word: str
     sentence1: str
     sentence2: str
@@ -83,7 +75,7 @@ class _Senses(_Row):
         return Document("", self.sentence1, metadata={"word": self.word}, text_pair=self.sentence2)
 
 
-class _Alternatives(_Row):
+class _Alternatives(PartRecord):
     premise: str
     choice1: str
     choice2: str
@@ -95,52 +87,52 @@ class _Alternatives(_Row):
         return Document("", self.premise, metadata={"question": self.question, **choices})
 
 
-class _Answer(_Row):
+class _Answer(PartRecord):
     text: str
     label: bool | int | None = None
 
 
-class _Question(_Row):
+class _Question(PartRecord):
     question: str
     answers: tuple[_Answer, ...]
 
 
-class _Questions(_Row):
+class _Questions(PartRecord):
     text: str
     questions: tuple[_Question, ...]
 
 
-class _Reading(_Row):
+class _Reading(PartRecord):
     passage: _Questions
 
 
-class _Place(_Row):
+class _Place(PartRecord):
     start: int
     end: int
 
 
-class _Passage(_Row):
+class _Passage(PartRecord):
     text: str
     entities: tuple[_Place, ...]
 
 
-class _Query(_Row):
+class _Query(PartRecord):
     query: str
     answers: tuple[_Answer, ...] | None = None
 
 
-class _Record(_Row):
+class _Record(PartRecord):
     passage: _Passage
     qas: tuple[_Query, ...]
 
 
-class _Target(_Row):
+class _Target(PartRecord):
     span1_text: str
     span2_text: str
     span2_index: int
 
 
-class _Sentence(_Row):
+class _Sentence(PartRecord):
     text: str
     target: _Target
     label: _Label = None

@@ -32,21 +32,10 @@ from fedstrata.data.readers.files import Format, Source, read_text, stem
 _SPLIT = "XSum-TRAINING-DEV-TEST-SPLIT-90-5-5.json"
 """The name of the list of the published split: an object of the names of articles by part."""
 _TITLE, _SUMMARY, _ARTICLE = "TITLE", "FIRST-SENTENCE", "RESTBODY"
-_AROUND = frozenset(
-    {
-        *(
-            "Share this with",
-            "Email",
-            "Facebook",
-            "Messenger",
-            "Twitter",
-            "Pinterest",
-            "WhatsApp",
-            "LinkedIn",
-        ),
-        *("Linkedin", "Copy this link", "These are external links and will open in a new window"),
-    }
-)
+_AROUND = {
+    *("Share this with", "Email", "Facebook", "Messenger", "Twitter", "Pinterest", "WhatsApp", "LinkedIn"),
+    *("Linkedin", "Copy this link", "These are external links and will open in a new window"),
+}
 """What buttons of the page say."""
 _HEADING = re.compile(r"^\[SN\]([A-Z-]+)\[SN\]\s*$", re.MULTILINE)
 _PARTS = ("train", "validation", "test")

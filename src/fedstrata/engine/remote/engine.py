@@ -208,11 +208,9 @@ class RemoteEngine(Engine):
 
     def converse(self, orders: Iterable[Order], service: Service, meter: Meter) -> Turns:
         """Has clients compute that talk with a service, at once if they may; their cuts are agreed."""
-        if not service.ordered:
-            yield from self._turns(iter(list(orders)), service, meter)
-            return
-        for order in orders:  # what one is sent may depend on what the one before it has brought
-            yield from self._turns(iter([order]), service, meter)
+        # One by one, since what a client is sent may depend on what the one before it has brought.
+        for group in ([one] for one in orders) if service.ordered else [list(orders)]:
+            yield from self._turns(iter(group), service, meter)
 
     def _turns(self, orders: Iterator[Order], service: Service, meter: Meter) -> Turns:
         if (first := next(orders, None)) is None:
