@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pkgutil
 import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
 from pages import commands_of, configuration_of, follow, text_of
 from support import REPOSITORY, load_script
 
 import fedstrata
+from fedstrata.cli import main as cli
 from fedstrata.core.metric import METRICS
 from fedstrata.core.settings.reader import READERS
 from fedstrata.core.settings.run import RunSettings
@@ -132,6 +135,35 @@ def test_the_commands_of_the_readme_run_in_order(tmp_path: Path) -> None:
     assert (tmp_path / "both.html").exists()
     assert len(list(tmp_path.glob("hospitals/sites/*/home/run-*/clients/*/model/model.safetensors"))) == 3
     assert (tmp_path / "runs" / "first" / "summary.json").exists()
+
+
+def refusal(line: str) -> str:
+    """Returns why a command line cannot be what somebody gives: an unknown command or option, or nothing."""
+    command = typer.main.get_command(cli.app)
+    arguments = shlex.split(line)[1:]
+    context = command.make_context("fedstrata", [], resilient_parsing=True)
+    while isinstance(command, typer.core.TyperGroup):
+        if not arguments or arguments[0] in {"COMMAND", "--help", "--version"}:
+            return ""
+        found = command.get_command(context, arguments.pop(0))
+        if found is None:
+            return "no such command"
+        command, context = found, type(context)(found)
+    try:
+        command.make_parser(context).parse_args(arguments)
+    except Exception as error:  # of typer's own copy of click, which is private
+        return "" if "requires an argument" in str(error) else str(error)
+    return ""
+
+
+def test_the_commands_that_texts_name_are_there() -> None:
+    """In their blocks, their sentences and at the head of configurations: with options that are."""
+    for page in [*PAGES, *CONFIGURATIONS]:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        told = re.findall(r"`(?:\.venv/bin/)?(fedstrata [^`]+)`", text)
+        for line in [*told, *(line for line in commands_of(text) if "fedstrata " in line)]:
+            said = refusal(line.removesuffix("&"))
+            assert not said, f"{page.name}: {line}: {said}"
 
 
 def test_the_make_targets_that_pages_name_exist() -> None:
