@@ -15,8 +15,10 @@ import baselines
 import pytest
 from support import REPOSITORY
 
+import fedstrata
 from fedstrata.core.documents import Document
 from fedstrata.data.split import Split
+from fedstrata.metrics.errors import CATEGORIES
 from fedstrata.tasks.classify import DocumentClassification
 
 SCRIPTS = [
@@ -193,6 +195,29 @@ def test_what_is_recovered_is_the_share_of_each_seed(tmp_path: Path) -> None:
         "absent": 0.15,
         "unknown": 0.35,
     }
+
+
+@pytest.mark.slow
+def test_errors_and_differences_are_those_of_the_rows_models(tmp_path: Path) -> None:
+    rows = ["top 1", "top 8"]
+    compared = fedstrata.compare(
+        rows={name: {"method": {"name": "layer_skipping", "top": int(name[-1])}} for name in rows},
+        seeds=(0,),
+        data=fedstrata.synth(sites=1, notes=16),
+        rounds=1,
+        settings={"data.types": ["drug", "problem"], "training.learning_rate": 2e-3},
+        out=tmp_path / "compared",
+        progress=False,
+    )
+    script = REPOSITORY / "benchmarks" / "fed_medlora" / "errors.py"
+    command = [sys.executable, str(script), str(tmp_path / "compared"), *rows, "--seeds", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    mentions = found["by_seed"]["0"]["mentions"]
+    scores = [compared.result(name, 0).metrics["f1"] for name in rows]
+    assert [mentions["first"], mentions["second"]] == pytest.approx(scores)
+    assert 0 < mentions["paired_p"] <= 1
+    assert set(found["errors"]) <= set(CATEGORIES)
 
 
 @pytest.mark.slow
