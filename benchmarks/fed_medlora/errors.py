@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,10 @@ import fedstrata
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.engine.check import check_settings
+from fedstrata.metrics.errors import CATEGORIES, count_errors
 
 
-def test_documents(run: Path) -> list[fedstrata.Document]:
+def tested_documents(run: Path) -> list[fedstrata.Document]:
     """Returns the test documents of all clients of a run that train."""
     checked = check_settings(read_source(run / "config.yaml", []))
     checked.require_sound()
@@ -33,21 +34,12 @@ def test_documents(run: Path) -> list[fedstrata.Document]:
 
 def compared(first: Path, second: Path) -> dict[str, Any]:
     """Returns how two runs on the same documents differ, and how many errors of each kind the first makes."""
-    documents = test_documents(first)
+    documents = tested_documents(first)
     found = [fedstrata.load(run).annotate(documents) for run in (first, second)]
     scores = fedstrata.score(documents, *found, run=first)
-    errors = Counter(error.category for error in scores.systems[0].errors)
-    rows = {
-        part: {
-            "first": strict.first,
-            "second": strict.second,
-            "paired_p": strict.paired_p,
-            "rank_sum_p": strict.rank_sum_p,
-        }
-        for part, schemes in scores.compared.items()
-        for strict in [schemes[""]]
-    }
-    return {"documents": len(documents), **rows, "errors": dict(errors)}
+    strict = {part: asdict(schemes[""]) for part, schemes in scores.compared.items()}
+    errors = {kind: counts.errors for kind, counts in count_errors(scores.systems[0].errors).items()}
+    return {"documents": len(documents), **strict, "errors": errors}
 
 
 def main() -> None:
@@ -69,12 +61,12 @@ def main() -> None:
     by_seed = {}
     for seed in map(int, options.seeds.split(",")):
         own = by_seed[seed] = compared(folders[options.first, seed], folders[options.second, seed])
-        for part in own.keys() & {"mentions", "relations"}:
+        for part in [name for name in ("mentions", "relations") if name in own]:
             told = ", ".join(f"{name} {value:.3f}" for name, value in own[part].items())
             print(f"seed {seed}, {own['documents']} documents, {part}: {told}", flush=True)
-    errors = sum((Counter(own["errors"]) for own in by_seed.values()), Counter())
-    for kind, count in errors.most_common():
-        print(f"{kind}: {count}, {count / errors.total():.1%}")
+    errors = {kind: sum(own["errors"][kind] for own in by_seed.values()) for kind in CATEGORIES}
+    for kind, count in errors.items():
+        print(f"{kind}: {count}, {count / max(1, sum(errors.values())):.1%}")
     print(json.dumps({"by_seed": by_seed, "errors": errors}))
 
 
