@@ -37,25 +37,29 @@ demo: $(VENV)/installed
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# A process a core, each with one thread: small tensors gain nothing from more.
+# With one thread a process: small tensors gain nothing from more. And without torch's compiler, which nothing here uses: bitsandbytes,
+# which peft imports wherever it is installed, begins with three seconds of loading it.
+PYTEST := OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest
+
+# A process a core.
 test: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not slow and not engines' --numprocesses auto --dist worksteal
+	$(PYTEST) -m 'not slow and not engines' --numprocesses auto --dist worksteal
 
 test-slow: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'slow and not engines and not weekly' --numprocesses auto --dist worksteal
+	$(PYTEST) -m 'slow and not engines and not weekly' --numprocesses auto --dist worksteal
 
 # The dearest of them, which a landing does not wait for: most of an hour.
 test-weekly: $(VENV)/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m weekly --numprocesses auto --dist worksteal
+	$(PYTEST) -m weekly --numprocesses auto --dist worksteal
 
 engines: $(VENV)/installed-engines
 
 # In one process: all of its runs are on one cluster, or in one federation. All of it takes an hour.
 test-engines: $(VENV)/installed-engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'engines and not slow' tests/engines
+	$(PYTEST) -m 'engines and not slow' tests/engines
 
 test-engines-all: $(VENV)/installed-engines
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m engines tests/engines
+	$(PYTEST) -m engines tests/engines
 
 # Whether the tests of privacy see a mistake in what they guard; once a week, and before a release: most of an hour. All scripts run,
 # whatever one finds.

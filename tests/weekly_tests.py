@@ -50,4 +50,20 @@ WEEKLY = (
     "tests/test_deploy.py::test_the_commands_make_a_federation[by_systemd",  # 59
     "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[secure_sum.py",  # 53
     "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[import_time.py",  # 50
+    "tests/test_contributing.py::test_what_it_says_to_add_is_checked_and_runs[method",  # 122
+    "tests/test_packaging.py::test_a_package_of_plug_ins_is_found_where_it_is_installed",  # 72
+    "tests/auditing/test_text_recovery.py::"
+    "test_the_command_writes_numbers_and_shows_text_only_where_it_is_asked_to",  # 67
+    "tests/cli/test_compare.py::test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other",  # 65
+    "tests/display/test_log.py::test_a_run_logs_its_rounds_and_its_end",  # 64
+    "tests/cli/test_split.py::test_texts_are_those_of_the_client_s_own_model",  # 63
+    "tests/engine/test_budgets.py::test_every_run_of_a_comparison_counts_the_tuning_ones_too",  # 60
+    "tests/cli/test_compare.py::test_ctrl_c_stops_the_runs_and_exits_130",  # 58
+    "tests/test_packaging.py::test_the_wheel_alone_runs_the_python_of_the_readme",  # 51
+    "tests/test_examples.py::test_an_example_runs[own_reader",  # 50
+    "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[adapter_swap.py",  # 40
+    "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[llama_shapes.py",  # 35
+    "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[split_wire.py",  # 28
+    "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[prefix_cache.py",  # 25
+    "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[split_generation.py",  # 20
 )

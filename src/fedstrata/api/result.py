@@ -8,8 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
 from fedstrata.api.arguments import with_argument_names
 from fedstrata.api.tables import annotations_frame, scores_frame
 from fedstrata.core.documents import Document
@@ -25,6 +23,7 @@ from fedstrata.results.result import Result as OpenedResult
 from fedstrata.results.result import open_result
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
 
@@ -120,6 +119,8 @@ class Result:
         merged, and `headline` the one that the round is judged by; `bytes` had travelled by then; `seconds`
         it took, and `simulated` ones on emulated devices. What was not measured is missing.
         """
+        import pandas as pd
+
         metric = str((self._history.start or {}).get("metric", ""))
         rows = round_rows(self._history.rounds, metric)
         return pd.DataFrame(rows).set_index("round") if rows else pd.DataFrame()
@@ -127,6 +128,8 @@ class Result:
     @property
     def clients(self) -> pd.DataFrame:
         """A row a client: its documents by split, and its scores on its own test documents."""
+        import pandas as pd
+
         documents = (self._history.start or {}).get("clients", {})
         scores = self.summary["metrics"]["clients"]
         rows = {name: {**parts, **overall(scores.get(name) or {})} for name, parts in documents.items()}

@@ -1,14 +1,15 @@
-"""Frames: what documents, scores and comparisons are in pandas."""
+"""Frames: what documents, scores and comparisons are in pandas, which is loaded with the first of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.task import Task
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _MENTION = ("start", "end", "label", "text")
 
@@ -20,6 +21,8 @@ def annotations_frame(documents: Sequence[Document], task: Task) -> pd.DataFrame
         documents: The documents.
         task: What they were annotated for.
     """
+    import pandas as pd
+
     if "relations" in task.gives:
         relations = [row for document in documents for row in _relations(document)]
         mentions = (
@@ -76,4 +79,6 @@ def _number(text: str) -> float | str:
 
 def scores_frame(scores: Mapping[str, float]) -> pd.DataFrame:
     """Returns scores as a frame: a row a score."""
+    import pandas as pd
+
     return pd.DataFrame({"score": dict(scores)})
