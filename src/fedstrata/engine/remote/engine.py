@@ -288,8 +288,7 @@ class RemoteEngine(Engine):
         for client in self._delivered.difference(lost):
             self._counted.setdefault(client, []).append(number)
         self._committed = number
-        self._under_way, self._delivered, self._lost = 0, set(), set(lost)
-        self._at_work = set()
+        self._under_way, self._delivered, self._lost, self._at_work = 0, set(), set(lost), set()
 
     def delivered(self, number: int, clients: Iterable[str]) -> None:
         """Notes what a client that comes back is told of the round under way."""
@@ -387,10 +386,8 @@ def _rounds_of(events: Sequence[Mapping[str, Any]]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     rounds = [event for event in committed_rounds(events) if not event.get("abandoned")]
     failed = {event["round"]: set(event["failed"]) for event in rounds}
-    for event in events:
-        if event["event"] == "client" and event["client"] not in failed.get(
-            event["round"], {event["client"]}
-        ):
+    for event in (each for each in events if each["event"] == "client" and each["round"] in failed):
+        if event["client"] not in failed[event["round"]]:
             found.setdefault(event["client"], []).append(event["round"])
     return found
 
