@@ -5,8 +5,9 @@
 The models of both rows annotate the test documents of each seed, of all clients together. Of mentions and of
 relations it tells both strict F1 with two p: of the paired permutation test, and of the rank-sum test over
 bootstrap scores as the paper has it (docs/scoring.md says which to go by). Then the first row's errors by the
-kinds of the paper's Table 7, as shares of all its errors. Rows need models that all clients share. Last line:
-one JSON object.
+kinds of the paper's Table 7, as shares of all its errors. Rows need models that all clients share. Relations
+are of the mentions that a model finds itself, where the scores of a run ask about the annotated ones. Last
+line: one JSON object.
 """
 
 from __future__ import annotations
