@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-import pandas as pd
 from scipy import stats
 
 from fedstrata.api.arguments import with_argument_names
@@ -30,6 +29,7 @@ from fedstrata.record.table import tabulate
 from fedstrata.record.table_text import write_table
 
 if TYPE_CHECKING:
+    import pandas as pd
     from matplotlib.figure import Figure
 
     from fedstrata.core.method import Method
@@ -68,12 +68,16 @@ class Comparison:
         the score that runs are judged by against the best row's, paired by seed (t-test, two-sided; with few
         seeds it has little power); `delta` is the mean difference.
         """
+        import pandas as pd
+
         rows = {row["name"]: self._statistics(row) for row in self.raw["rows"]}
         return pd.DataFrame.from_dict(rows, orient="index")
 
     @property
     def cells(self) -> pd.DataFrame:
         """A row a run: its row, its seed, where it lies, why it failed, and its figures."""
+        import pandas as pd
+
         return pd.DataFrame(
             [
                 {

@@ -6,9 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.api.arguments import kinds_in, with_argument_names
 from fedstrata.core.documents import Document
@@ -20,6 +18,9 @@ from fedstrata.metrics import stats
 from fedstrata.record.words import SCHEMES
 from fedstrata.results import document_pairs
 from fedstrata.results.score import Difference, Draws, System, as_json, differences, score_systems
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Documents: TypeAlias = "str | Path | Sequence[Document]"
 
@@ -68,6 +69,8 @@ class Scores:
 
         `low` and `high` are the interval of the micro F1 over all types; single types have none.
         """
+        import pandas as pd
+
         rows = [
             row
             for number, system in enumerate(self.systems)
@@ -79,6 +82,8 @@ class Scores:
     @property
     def differences(self) -> pd.DataFrame:
         """The two systems' micro F1 by part and scheme, with the p of the paired permutation test."""
+        import pandas as pd
+
         rows = [
             {
                 "part": part,
