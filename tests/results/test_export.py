@@ -84,7 +84,7 @@ def test_a_card_says_how_much_of_a_long_text_is_read(run_tiny: RunTiny, tmp_path
         run = run_tiny(*classify, f"task.max_windows={most}", out=f"run-{most}")
         card, _ = exported(run, tmp_path / f"card-{most}")
         assert "overlapping windows" in card.text
-        assert ("and reads the first 2 only" in card.text) == told
+        assert ("and reads the first 2 alone" in card.text) == told
 
 
 def test_what_the_card_says_is_what_the_run_did(run_tiny: RunTiny, tmp_path: Path) -> None:

@@ -349,7 +349,8 @@ class DocumentClassification(LabelFloors, LabellingTask):
         if not self._one_each:
             many = f"each that has a probability of {self.threshold:g} or more, of"
         what = f"Labels texts, with {many} these {len(self.classes)} labels: {', '.join(self.classes)}."
-        cut = CUT_INTO_WINDOWS + (f" and reads the first {self.max_windows} only" if self.max_windows else "")
+        most = self.max_windows
+        cut = CUT_INTO_WINDOWS + (f" and reads the first {most} alone" if most else "")
         return CardWords(
             what, cut, "the pipeline above takes them as one window, longer than any it was trained on"
         )
