@@ -50,6 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent != REPOSITORY / "tests")
     for item in items:
         if item.nodeid.startswith(WEEKLY):
+            assert item.get_closest_marker("slow"), f"{item.nodeid} is in weekly_tests.py and not slow"
             item.add_marker(pytest.mark.weekly)
 
 

@@ -14,6 +14,16 @@ manager = pytest.importorskip("jupyter_client.manager")
 BEGIN = """
 import threading
 import fedstrata as fs
+from ipywidgets import Output
+
+drawn_by = set()
+enter = Output.__enter__
+
+def enter_and_say_where(output):
+    drawn_by.add("main" if threading.current_thread() is threading.main_thread() else "another")
+    return enter(output)
+
+Output.__enter__ = enter_and_say_where
 
 def wait_to_be_stopped(event, facts):
     if event == "round" and facts["round"] == 2:
@@ -78,6 +88,8 @@ def test_ctrl_c_in_a_notebook_leaves_a_run_that_goes_on(kernel: Kernel) -> None:
     stopped = kernel.cell(BEGIN, interrupted_by="round 1: loss")
     assert "stopped; go on with: fedstrata.resume('run')" in texts(stopped)
     assert [content["ename"] for kind, content in stopped if kind == "error"] == ["KeyboardInterrupt"]
+    # An Output keeps what is raised in it to itself, Ctrl-C of the main thread as well.
+    assert result(kernel.cell("drawn_by"))["text/plain"] == "{'another'}"
     resumed = kernel.cell("fs.resume('run')")
     assert "going on after round " in texts(resumed)
     assert "round 3: loss" in texts(resumed)

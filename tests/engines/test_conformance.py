@@ -65,9 +65,19 @@ SIMULATED = ("corrupt", "dropout", "devices", "score_clients")
 """What only a simulation does."""
 SECURE = ("privacy.secure_aggregation=true",)
 PRIVACY = {"none": (), "private": PRIVATE, "secure": SECURE}
-ON_RAY = [
+ON_RAY = (
     ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on"),
     ("method={name: fedper}",),
+)
+ON_TWO_NODES = [
+    pytest.param(
+        method,
+        privacy,
+        marks=() if (number + other) % 2 else pytest.mark.slow,  # each of them at least once
+        id=f"{method[0]}-{privacy}",
+    )
+    for number, method in enumerate(ON_RAY)
+    for other, privacy in enumerate(PRIVACY)
 ]
 EVERY = [
     pytest.param(
@@ -221,8 +231,7 @@ def test_it_is_the_local_one(
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("privacy", PRIVACY)
-@pytest.mark.parametrize("method", ON_RAY, ids=lambda method: method[0])
+@pytest.mark.parametrize(("method", "privacy"), ON_TWO_NODES)
 def test_a_cluster_of_two_nodes_is_the_local_engine(
     run_by: RunBy, run_once: RunTiny, method: tuple[str, ...], privacy: str
 ) -> None:

@@ -23,6 +23,22 @@ def _draws_in_notebook(console: Console) -> bool:
     return console.is_jupyter and find_spec("ipywidgets") is not None
 
 
+class _Bars(Progress):
+    """Bars that in a notebook only their own thread draws.
+
+    What is raised while an output is drawn into ipywidgets keeps to itself: on the main thread also Ctrl-C,
+    which would then stop nothing.
+    """
+
+    def start(self) -> None:
+        if not self.disable:
+            self.live.start(refresh=not self.console.is_jupyter)
+
+    def refresh(self) -> None:
+        if not self.console.is_jupyter:
+            super().refresh()
+
+
 class EventDisplay:
     """Passes an event `x` on to the method `_on_x`, if there is one; a context manager around what it shows.
 
@@ -35,7 +51,7 @@ class EventDisplay:
     def __init__(self, console: Console | None, description: TextColumn, width: int) -> None:
         self._console = console or Console(force_terminal=False if log.is_json() else None)
         self._event: dict[str, Any] = {}  # that a line is said of
-        self._progress = Progress(
+        self._progress = _Bars(
             description,
             BarColumn(bar_width=max(8, min(width, self._console.width - _STATUS))),
             MofNCompleteColumn(),
