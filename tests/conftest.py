@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 from hypothesis import settings
 from nvflare_federation import NVFlareFederation, nvflare_federation
 from remote_run import Clients, Serve, serving
@@ -93,6 +94,14 @@ def _corpora_once() -> Iterator[None]:
     """Runs on the same synthetic notes, which nothing can change, find them written."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fedstrata.data.synthetic.generate", cache(synthetic.generate))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _commands_once() -> Iterator[None]:
+    """Typer makes all commands anew at each call, which takes longer than most of what tests call."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("typer.main.get_command", cache(typer.main.get_command))
         yield
 
 

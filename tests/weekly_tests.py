@@ -59,6 +59,8 @@ WEEKLY = (
     "tests/engine/test_budgets.py::test_every_run_of_a_comparison_counts_the_tuning_ones_too",  # 60
     "tests/test_deploy.py::test_the_commands_make_a_federation[by_systemd",  # 59
     "tests/cli/test_compare.py::test_ctrl_c_stops_the_runs_and_exits_130",  # 58
+    "tests/cli/test_split.py::test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_simulation"
+    "[method={name: fedtlu",  # 57
     "tests/test_guides.py::test_what_a_guide_shows_runs[docs/for_hospitals.md",  # 56
     "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[secure_sum.py",  # 53
     "tests/test_benchmarks.py::test_errors_and_differences_are_those_of_the_rows_models",  # 52
