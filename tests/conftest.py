@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
+import typer.testing
 from hypothesis import settings
 from nvflare_federation import NVFlareFederation, nvflare_federation
 from remote_run import Clients, Serve, serving
@@ -51,7 +51,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.parent != REPOSITORY / "tests")
     for item in items:
         if item.nodeid.startswith(WEEKLY):
-            assert item.get_closest_marker("slow"), f"{item.nodeid} is in weekly_tests.py and not slow"
+            if not item.get_closest_marker("slow"):
+                raise pytest.UsageError(f"{item.nodeid} is in weekly_tests.py and not slow")
             item.add_marker(pytest.mark.weekly)
 
 
@@ -101,7 +102,9 @@ def _corpora_once() -> Iterator[None]:
 def _commands_once() -> Iterator[None]:
     """Typer makes all commands anew at each call, which takes longer than most of what tests call."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("typer.main.get_command", cache(typer.main.get_command))
+        get_command = cache(typer.main.get_command)
+        patched.setattr("typer.main.get_command", get_command)
+        patched.setattr("typer.testing._get_command", get_command)
         yield
 
 

@@ -90,6 +90,7 @@ def test_ctrl_c_in_a_notebook_leaves_a_run_that_goes_on(kernel: Kernel) -> None:
     assert [content["ename"] for kind, content in stopped if kind == "error"] == ["KeyboardInterrupt"]
     # An Output keeps what is raised in it to itself, Ctrl-C of the main thread as well.
     assert result(kernel.cell("drawn_by"))["text/plain"] == "{'another'}"
+    assert "Output()" in texts(stopped)
     resumed = kernel.cell("fs.resume('run')")
     assert "going on after round " in texts(resumed)
     assert "round 3: loss" in texts(resumed)
