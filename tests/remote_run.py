@@ -110,6 +110,7 @@ def served(
     names: Sequence[str] = CLIENTS,
     patience: float = 0.0,
     own: Sequence[str] = (),
+    all_there: bool = False,
 ) -> Finished:
     """Runs a tiny federation whose clients are other processes, from its first round to its summary.
 
@@ -122,12 +123,18 @@ def served(
         names: Of the clients.
         patience: Seconds to wait for who has left, at the beginning of a round.
         own: Settings of the clients alone.
+        all_there: Whether a round ends once every client is there, again or still.
     """
+
+    def wait_for_all(event: str, _: Mapping[str, Any]) -> None:
+        if event == "round" and all_there:
+            hub.wait_for(names, 300)
+
     experiment = prepare_server(read_source(None, [*TINY, *overrides]), names)
     (folder / "run").mkdir(parents=True)
     write_settings(experiment.settings, folder / "run" / SETTINGS)
     engine_of = partial(RemoteEngine, names=names, cache_bytes=2**30, patience=patience)
-    run = Run(experiment, folder / "run", lambda event, facts: None, engine_of)
+    run = Run(experiment, folder / "run", wait_for_all, engine_of)
     hub = GrpcHub(
         Agreements(experiment, names, LARGEST),
         largest=LARGEST,

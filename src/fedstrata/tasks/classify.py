@@ -339,9 +339,8 @@ class DocumentClassification(LabelFloors, LabellingTask):
         """Returns the document with these labels; the metadata say each label's probability."""
         values = zip(self.classes, answer.probabilities, strict=True)
         probabilities = {f"probability/{label}": f"{value:.4f}" for label, value in values}
-        metadata = {**document.metadata, **probabilities}
-        found = replace(document, spans=(), relations=(), labels=answer.labels, metadata=metadata)
-        return replace(found, annotates=None)
+        labelled = replace(document, labels=answer.labels, metadata={**document.metadata, **probabilities})
+        return replace(labelled, spans=(), relations=(), annotates=None)
 
     def card_words(self) -> CardWords:
         """Returns what a model card says of the task."""
