@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import errors_naming, keep_names, require_secret
+from fedstrata.core.site_database import transaction
 
 APPLICATION = 0x66734267
 """Stands in the head of the file, and tells it from those of other programs."""
@@ -66,22 +67,15 @@ def writing(path: Path, *, make: bool = False) -> Iterator[sqlite3.Connection]:
     """
     if make:
         _make(path)
-    with _connected(path, writes=True) as connection:
-        connection.execute("PRAGMA synchronous = EXTRA")  # the folder's entries, too, survive a power cut
-        connection.execute("BEGIN IMMEDIATE")
-        try:
-            if not _is_made(connection, path):
-                if not make:
-                    raise _wrong(f"{path} holds nothing yet")
-                for statement in _TABLES:
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {VERSION}")
-            yield connection
-        except BaseException:
-            connection.execute("ROLLBACK")
-            raise
-        connection.execute("COMMIT")
+    with _connected(path, writes=True) as connection, transaction(connection):
+        if not _is_made(connection, path):
+            if not make:
+                raise _wrong(f"{path} holds nothing yet")
+            for statement in _TABLES:
+                connection.execute(statement)
+            connection.execute(f"PRAGMA application_id = {APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {VERSION}")
+        yield connection
 
 
 def _make(path: Path) -> None:
