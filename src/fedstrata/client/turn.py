@@ -25,6 +25,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.devices import Device
 from fedstrata.core.settings.training import TrainingSettings
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import Plan, Tensors, Update, Work
 from fedstrata.models.state import Model
 from fedstrata.privacy import ledger
@@ -135,6 +136,7 @@ class Workplace:
         privacy: The mechanism under which clients train.
         run: The id of the run; none in a simulation, and as long as nobody has said it.
         apart: Whether it is a process of its own, so that what clients send leaves the machine.
+        home: The folder in which a site keeps what outlives a run; none in a simulation.
         reserve: Has a site's budget reserve the run, before a turn; in a simulation the run itself does.
         permit: Holds an order against a site's policy, before anything is computed for it.
     """
@@ -152,6 +154,7 @@ class Workplace:
     privacy: Privacy = NO_PRIVACY
     run: str | None = None
     apart: bool = False
+    home: Path | None = None
     reserve: Callable[[], None] = lambda: None
     permit: Callable[[Order], None] = lambda order: None
 
@@ -159,6 +162,10 @@ class Workplace:
     def learnt(self) -> tuple[str, ...]:
         """All that the method ever trains: what sides of a divided model hold for themselves."""
         return self.method.trainable(self.model.layout)
+
+    def database(self, client: str) -> Path:
+        """Returns the file that records what a client has released: one per site, whatever the run."""
+        return (self.home or client_folder(self.folder, client)) / SITE_DATABASE
 
     def store(self, client: str, number: int) -> ClientStore:
         """Returns a client's store in a round."""

@@ -98,6 +98,7 @@ class RemoteClient:
             secret=lambda: secrets.randbits(63),
             privacy=experiment.privacy,
             apart=True,
+            home=home,
         )
         if policy is not None:
             self._workplace.permit = lambda order: policy.permit(order, self._workplace.folder, listen)
