@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from torch import Tensor
 
 from fedstrata.core.types import Message
+from fedstrata.privacy.federation_lock import Lock
 from fedstrata.privacy.identity import Identity
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.messages import (
     HEADER_LIMIT,
@@ -27,6 +27,7 @@ from fedstrata.privacy.secure_sum.messages import (
     pack,
     unpack,
 )
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 from fedstrata.privacy.secure_sum.server import SumServer, left_out
 from fedstrata.privacy.secure_sum.transcript import Subject
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
@@ -34,25 +35,32 @@ from fedstrata.wire import frame
 
 NAME = SumName(run="0123456789abcdef", round=3, handler="train", call=0, attempt=0)
 SHAPES = {"w": (5, 3), "b": (7,), "empty": (0, 2)}
-SUBJECT = Subject(model="aa" * 32, plan="bb" * 32, shapes=SHAPES)
+SUBJECT = Subject(agreed="99" * 32, model="aa" * 32, plan="bb" * 32, shapes=SHAPES)
 SITES = tuple(f"site-{number:02d}" for number in range(64))
 IDENTITIES = {site: Identity(Ed25519PrivateKey.generate()) for site in SITES}
-LOCK = {site: identity.public for site, identity in IDENTITIES.items()}
 
 Said = TypeVar("Said", bound=BaseModel)
 
 
-class NoAttempts(SumAttempts):
+class NoGuard(ReleaseGuard):
     """Writes nothing: for tests of what has nothing to do with it, since a disk takes its time."""
 
     def __init__(self) -> None:
-        super().__init__(Path("none"))
+        super().__init__(Path("none"), "none")
 
     def begin(self, name: SumName) -> None:
         pass
 
-    def release(self, name: SumName) -> None:
+    def require_same(self, name: SumName, summed: str, sites: Collection[str]) -> None:
         pass
+
+    def release(self, name: SumName, summed: str, survivors: Iterable[str]) -> None:
+        pass
+
+
+def lock_of(sites: Iterable[str]) -> Lock:
+    """The lock of a federation of these sites."""
+    return {site: IDENTITIES[site].public for site in sites}
 
 
 def over_the_wire(said: Said, tensors: Mapping[str, Tensor] | None = None) -> Said:
@@ -88,29 +96,34 @@ class Federation:
 
     Attributes:
         sites: Who is asked.
-        attempts: What each has begun and released.
+        guards: What each has begun and released.
         subjects: Of those who have been given something else than the others.
+        known: All sites of the federation, which each has in its lock; those that are asked if empty.
+        subject: What the server sums, and all who have been given nothing else.
     """
 
     sites: Sequence[str]
     folder: Path
     name: SumName = NAME
-    attempts: Mapping[str, SumAttempts] = field(default_factory=dict)
+    guards: Mapping[str, ReleaseGuard] = field(default_factory=dict)
     subjects: Mapping[str, Subject] = field(default_factory=dict)
     minimum: int = 3
+    known: Collection[str] = ()
+    subject: Subject = SUBJECT
 
     def __post_init__(self) -> None:
+        self.lock = lock_of(self.known or self.sites)
         self.clients = {site: self.client(site) for site in self.sites}
-        self.server = SumServer(self.name, SUBJECT, minimum=self.minimum)
+        self.server = SumServer(self.name, self.subject, minimum=self.minimum, known=len(self.lock))
 
     def client(self, site: str) -> SumClient:
         return SumClient(
             self.name,
             site,
             IDENTITIES[site],
-            LOCK,
-            self.subjects.get(site, SUBJECT),
-            self.attempts.get(site, NoAttempts()),
+            self.lock,
+            self.subjects.get(site, self.subject),
+            self.guards.get(site, NoGuard()),
             minimum=self.minimum,
         )
 

@@ -167,7 +167,7 @@ def false_release(released: Any) -> Any:
 def false_secrets() -> None:
     """Deals shares of other secrets than those that it uses and has committed itself to."""
     split = shares.split
-    vars(client)["split"] = lambda secret, sites: split(secrets.token_bytes(len(secret)), sites)
+    vars(client)["split"] = lambda secret, *of: split(secrets.token_bytes(len(secret)), *of)
 
 
 OTHERS = ("site-1", "site-2", "site-3")

@@ -2,11 +2,11 @@
 
     python benchmarks/speed/secure_sum.py
 
-One mean as two masked sums, with real keys, shares, signatures and files. Last line: one JSON object.
+One mean as one masked sum, with real keys, shares, signatures and files. Last line: one JSON object.
 
 - `overhead_over_plain_round`: seconds that one site computes for it, alone, over `--training` seconds: keys,
   shares, the plan's hash, quantising and masking, the signature, releasing shares, reading and writing all
-  messages, and taking down on the disk what it has begun and released. The median of the repeats;
+  messages, and recording on the disk what it has begun and released. The median of the repeats;
   `site_seconds` has it with the least, `site_steps` the medians of its steps (`disk` is part of the others).
 - `mask_gigabytes_per_second`: of key stream that is made and added to numbers, one core.
 - `extra_payloads`: memory at the site's peak beyond its update, the plan and the model's own, in payloads.
@@ -35,7 +35,6 @@ from typing import Any
 import numpy as np
 import torch
 from summing_sites import (
-    MODEL,
     RANGE,
     Clock,
     Federation,
@@ -53,13 +52,7 @@ from fedstrata.core.types import Update
 from fedstrata.privacy.identity import Identity
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.masks import Mask, MaskStream
-from fedstrata.privacy.secure_sum.mean import (
-    CHANGES,
-    SATURATED,
-    mean_from,
-    names_of,
-    subjects_of,
-)
+from fedstrata.privacy.secure_sum.mean import mean_from
 from fedstrata.privacy.secure_sum.messages import (
     ConsistencyProof,
     ConsistencySignature,
@@ -72,7 +65,7 @@ from fedstrata.privacy.secure_sum.messages import (
     Survivors,
 )
 from fedstrata.privacy.secure_sum.server import SumServer
-from fedstrata.privacy.secure_sum.transcript import signed_consistency
+from fedstrata.privacy.secure_sum.transcript import Subject, signed_consistency
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
 from fedstrata.wire import frame
 
@@ -100,34 +93,31 @@ def sum_at_site(
 ) -> list[frame.Frame]:
     """Has the first site go through a mean; returns what it sends. Only its own work is on the clock."""
     clock, (own, *others) = federation.clock, federation.sites
-    names = names_of(federation.terms)
-    small = subjects_of(federation.terms, MODEL)[SATURATED]  # no sum is made here that would need room
-    servers = {which: SumServer(name, small) for which, name in names.items()}
+    # No input is added here: a server without tensors takes no memory.
+    empty = Subject(federation.subject.agreed, federation.subject.model, federation.subject.plan, {})
+    server = SumServer(federation.terms.sum, empty)
     with clock("keys"):
         sent = [federation.keys(own)]
     disk = clock.seconds["disk"]
     bundles = heard([*sent, *map(federation.keys, others)], KeyBundle)
-    clock.seconds["disk"] = disk  # of the others not
-    order = ordered({which: server.roster(bundles[which]) for which, server in servers.items()})
+    clock.seconds["disk"] = disk  # without that of the others
+    order = ordered(server.roster(bundles))
     with clock("shares"):
         sent.append(federation.answer(own, order, Roster, SumClient.shares))
     shares = [federation.answer(site, order, Roster, SumClient.shares) for site in others]
-    said = heard([sent[-1], *shares], SentShares)
-    order = ordered({which: server.deliver(said[which])[own] for which, server in servers.items()})
+    order = ordered(server.deliver(heard([sent[-1], *shares], SentShares))[own])
     with clock("delivery"):
         sent.append(federation.answer(own, order, DeliveredShares, SumClient.receive))
-    order = ordered({which: server.sharers(federation.sites) for which, server in servers.items()})
+    order = ordered(server.sharers(federation.sites))
     with clock("input"):
         sent.append(federation.masked(own, order, update, base))
-    everybody = tuple(federation.sites)
-    order = ordered({which: Survivors(sum=name, sites=everybody) for which, name in names.items()})
+    order = ordered(Survivors(sum=federation.terms.sum, sites=tuple(federation.sites)))
     with clock("consistency"):
         sent.append(federation.answer(own, order, Survivors, SumClient.sign))
-    signed = heard([sent[-1]], ConsistencySignature)
-    for which in (SATURATED, CHANGES):
-        order = ordered({which: proof_like(signed[which][0], federation.identities)})
-        with clock("unmasking"):
-            sent.append(federation.answer(own, order, ConsistencyProof, SumClient.unmask))
+    (signed,) = heard([sent[-1]], ConsistencySignature)
+    order = ordered(proof_like(signed, federation.identities))
+    with clock("unmasking"):
+        sent.append(federation.answer(own, order, ConsistencyProof, SumClient.unmask))
     return sent
 
 
@@ -189,25 +179,20 @@ def summed(
     plain: Mapping[str, Tensor],
     clock: Clock,
     folder: Path,
-) -> dict[str, SumUnmasking]:
-    """Returns the two masked sums, and adds up in `plain` what they are of."""
-    subjects, names = subjects_of(federation.terms, MODEL), names_of(federation.terms)
-    shapes = {which: subject.shapes for which, subject in subjects.items()}
-    servers = {which: SumServer(names[which], subjects[which]) for which in names}
+) -> SumUnmasking:
+    """Returns the masked sum, and adds up in `plain` what it is of."""
+    server, shapes = SumServer(federation.terms.sum, federation.subject), federation.subject.shapes
     bundles = [federation.keys(site) for site in federation.sites]
     with clock("roster"):
-        said = heard(bundles, KeyBundle)
-        order = ordered({which: each.roster(said[which]) for which, each in servers.items()})
+        order = ordered(server.roster(heard(bundles, KeyBundle)))
     shares = [federation.answer(site, order, Roster, SumClient.shares) for site in federation.sites]
     with clock("delivery"):
         said = heard(shares, SentShares)
-        for which, server in servers.items():
-            assert not server.unusable(said[which])  # noqa: S101 - the engine looks, too
-        boxes = {which: each.deliver(said[which]) for which, each in servers.items()}
+        assert not server.unusable(said)  # noqa: S101 - the engine checks it, too
+        boxes = server.deliver(said)
     for site in federation.sites:
-        order = ordered({which: box[site] for which, box in boxes.items()})
-        federation.answer(site, order, DeliveredShares, SumClient.receive)
-    agreed = ordered({which: each.sharers(federation.sites) for which, each in servers.items()})
+        federation.answer(site, ordered(boxes[site]), DeliveredShares, SumClient.receive)
+    agreed = ordered(server.sharers(federation.sites))
     for number, site in enumerate(federation.sites[:-1]):
         update = drawn(shapes_of(sum(each.numel() for each in base.values())), number + 1)
         for name, total in plain.items():
@@ -215,31 +200,23 @@ def summed(
         sent = federation.masked(site, agreed, update, base)
         with clock("adding"):
             came = frame.decode(sent, Update)
-            for which, each in read_said(came.values, MaskedInput, shapes, came.tensors, shapes).items():
-                servers[which].add(each, came.tensors)
+            server.add(read_said(came.values, MaskedInput, came.tensors, shapes), came.tensors)
     with clock("storing the sum"):
-        return {which: each.close(folder / which) for which, each in servers.items()}
+        return server.close(folder / "sum")
 
 
-def unmasked(
-    federation: Federation, unmasking: Mapping[str, SumUnmasking], clock: Clock
-) -> dict[str, Tensor]:
-    """Returns the sum of the changes."""
-    signers = federation.sites[:-2]
-    order = ordered({which: each.survivors for which, each in unmasking.items()})
+def unmasked(federation: Federation, unmasking: SumUnmasking, clock: Clock) -> dict[str, Tensor]:
+    """Returns the sum."""
+    signers, order = federation.sites[:-2], ordered(unmasking.survivors)
     signed = [federation.answer(site, order, Survivors, SumClient.sign) for site in signers]
     with clock("storing signatures"):
-        said = heard(signed, ConsistencySignature)
-        proofs = {which: each.prove(said[which]) for which, each in unmasking.items()}
-    for which in (SATURATED, CHANGES):
-        order = ordered({which: proofs[which]})
-        released = [federation.answer(site, order, ConsistencyProof, SumClient.unmask) for site in signers]
-        with clock("storing shares"):
-            for each in heard(released, ReleasedShares)[which]:
-                unmasking[which].take(each)
-        with clock("unmasking"):
-            total = unmasking[which].finish()
-    return total
+        order = ordered(unmasking.prove(heard(signed, ConsistencySignature)))
+    released = [federation.answer(site, order, ConsistencyProof, SumClient.unmask) for site in signers]
+    with clock("storing shares"):
+        for each in heard(released, ReleasedShares):
+            unmasking.take(each)
+    with clock("unmasking"):
+        return unmasking.finish()
 
 
 def mask_rate(masks: int, numbers: int = 1 << 22) -> float:

@@ -1,13 +1,14 @@
-"""Sites that make a mean as two masked sums in one process, for benchmarks; the messages are real."""
+"""Sites that make a mean as one masked sum in one process, for benchmarks; the messages are real."""
 
 from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from sqlite3 import Connection
+from typing import TypeVar
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -19,16 +20,8 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Plan, Update
 from fedstrata.privacy.identity import Identity
 from fedstrata.privacy.randomness import SeededRandomness
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.client import SumClient
-from fedstrata.privacy.secure_sum.mean import (
-    CHANGES,
-    SATURATED,
-    SummedUpdate,
-    hash_of_frame,
-    names_of,
-    subjects_of,
-)
+from fedstrata.privacy.secure_sum.mean import SummedUpdate, hash_of_frame, subject_of
 from fedstrata.privacy.secure_sum.messages import (
     MaskedInput,
     MeanTerms,
@@ -36,10 +29,11 @@ from fedstrata.privacy.secure_sum.messages import (
     SummedTensor,
     SumName,
 )
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 from fedstrata.wire import frame
 
-WIDTH, MODEL, RANGE = 768, "00" * 32, 1.0
-Said = Mapping[str, BaseModel]  # of each of the two sums
+WIDTH, MODEL, AGREED, RANGE = 768, "00" * 32, "11" * 32, 1.0
+Said = TypeVar("Said", bound=BaseModel)
 
 
 class Clock:
@@ -56,94 +50,78 @@ class Clock:
         self.seconds[step] += time.perf_counter() - started
 
 
-class TimedAttempts(SumAttempts):
-    """What a site takes down on its disk, and how long that takes."""
+class TimedGuard(ReleaseGuard):
+    """What a site records on its disk, and how long that takes."""
 
-    def __init__(self, path: Path, clock: Clock) -> None:
-        super().__init__(path)
+    def __init__(self, path: Path, site: str, clock: Clock) -> None:
+        super().__init__(path, site)
         self._clock = clock
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """Takes down that attempts begin; the making of their keys is counted as well, which is nothing."""
-        with self._clock("disk"), super().together():
-            yield
-
-    def release(self, name: SumName) -> None:
-        """Takes down that shares leave."""
-        with self._clock("disk"):
-            super().release(name)
+    def _transaction(self) -> Iterator[Connection]:
+        with self._clock("disk"), super()._transaction() as connection:
+            yield connection
 
 
 class Federation:
     """The sites of one mean and what they know of each other; the last of them are those that are lost."""
 
     def __init__(self, sites: int, terms: MeanTerms, folder: Path, clock: Clock) -> None:
-        self.terms, self.clock = terms, clock
+        self.terms, self.clock, self.subject = terms, clock, subject_of(terms, MODEL, AGREED)
         self.sites = [f"site-{number:02d}" for number in range(sites)]
         self.identities = {site: Identity(Ed25519PrivateKey.generate()) for site in self.sites}
         lock = {site: each.public for site, each in self.identities.items()}
-        names, subjects = names_of(terms), subjects_of(terms, MODEL)
-        self.attempts = {site: TimedAttempts(folder / f"{site}.sqlite", clock) for site in self.sites}
+        self.guards = {site: TimedGuard(folder / f"{site}.sqlite", site, clock) for site in self.sites}
         self.clients = {
-            site: {
-                which: SumClient(
-                    names[which],
-                    site,
-                    self.identities[site],
-                    lock,
-                    subject,
-                    self.attempts[site],
-                )
-                for which, subject in subjects.items()
-            }
+            site: SumClient(terms.sum, site, self.identities[site], lock, self.subject, self.guards[site])
             for site in self.sites
         }
 
-    def answer(self, site: str, order: frame.Frame, kind: type[BaseModel], how: Any) -> frame.Frame:
-        """Returns what a site answers to what the server says of one sum, or of both."""
-        said: Said = read_said(frame.decode(order, Plan).values, kind, self.clients[site])
-        return spoken({which: how(self.clients[site][which], each) for which, each in said.items()})
+    def answer(
+        self,
+        site: str,
+        order: frame.Frame,
+        kind: type[Said],
+        how: Callable[[SumClient, Said], BaseModel],
+    ) -> frame.Frame:
+        """Returns what a site answers to what the server says."""
+        said = read_said(frame.decode(order, Plan).values, kind)
+        return spoken(how(self.clients[site], said))
 
     def keys(self, site: str) -> frame.Frame:
         """Returns a site's keys."""
-        with self.attempts[site].together():
-            said = {which: each.keys() for which, each in self.clients[site].items()}
-        return spoken(said)
+        return spoken(self.clients[site].keys())
 
     def masked(
         self, site: str, order: frame.Frame, update: Mapping[str, Tensor], base: Mapping[str, Tensor]
     ) -> frame.Frame:
-        """Returns a site's masked inputs, as `client.secure_turns` makes them."""
-        assert hash_of_frame(frame.encode(Plan(base))) == self.terms.plan  # noqa: S101 - a site looks, too
-        sharers = read_said(frame.decode(order, Plan).values, Sharers, self.clients[site])
-        number = self.sites.index(site)
+        """Returns a site's masked input, as `client.secure_turns` makes it."""
+        assert hash_of_frame(frame.encode(Plan(base))) == self.terms.plan  # noqa: S101 - a site checks it, too
+        sharers = read_said(frame.decode(order, Plan).values, Sharers)
+        number, client = self.sites.index(site), self.clients[site]
         own = Update(update, {"loss": 1.0}, weight=weight_of(number))
         summed = SummedUpdate(own, base, self.terms, SeededRandomness(Seed(number)))
-        clients = self.clients[site]
-        tensors = dict(clients[CHANGES].mask(sharers[CHANGES], summed.elements()))
-        tensors |= dict(clients[SATURATED].mask(sharers[SATURATED], summed.cut()))
-        return spoken(
-            {which: MaskedInput(sum=names_of(self.terms)[which], site=site) for which in clients}, tensors
-        )
+        # A site hashes the tensors of a plan a second time: it recognises them beside any other values.
+        client.require_new(self.guards[site].trained_on(hash_of_frame(frame.encode(Plan(base)))), sharers)
+        tensors = dict(client.mask(sharers, summed.elements()))
+        return spoken(MaskedInput(sum=self.terms.sum, site=site), tensors)
 
 
 def weight_of(number: int) -> float:
     return 10.0 + number
 
 
-def spoken(said: Said, tensors: Mapping[str, Tensor] | None = None) -> frame.Frame:
+def spoken(said: BaseModel, tensors: Mapping[str, Tensor] | None = None) -> frame.Frame:
     return frame.encode(Update(tensors or {}, said_of(said)))
 
 
-def ordered(said: Said) -> frame.Frame:
+def ordered(said: BaseModel) -> frame.Frame:
     return frame.encode(Plan(values=said_of(said)))
 
 
-def heard(sent: Sequence[frame.Frame], kind: type[BaseModel]) -> dict[str, list[Any]]:
-    """Returns what sites say, by sum."""
-    read = [read_said(frame.decode(each, Update).values, kind, (CHANGES, SATURATED)) for each in sent]
-    return {which: [said[which] for said in read] for which in read[0]}
+def heard(sent: Sequence[frame.Frame], kind: type[Said]) -> list[Said]:
+    """Returns what sites say."""
+    return [read_said(frame.decode(each, Update).values, kind) for each in sent]
 
 
 def shapes_of(numbers: int) -> dict[str, tuple[int, ...]]:

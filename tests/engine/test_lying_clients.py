@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
 from support import RunTiny
+from torch import Tensor
 
-from fedstrata.engine.secure_mean import SecureAggregation
+from fedstrata.core.errors import ClientsLostError
+from fedstrata.engine.local import LocalEngine
 from fedstrata.privacy.secure_sum import client as secure_client
 from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.privacy.secure_sum.mean import CUT, WEIGHT, SummedUpdate
 from fedstrata.privacy.secure_sum.messages import Roster, SentShares
+from fedstrata.privacy.secure_sum.quantization import count_elements
+from fedstrata.privacy.secure_sum.refusals import UnusableSum
 
 SECURE = (
     "privacy.secure_aggregation=true",
@@ -28,10 +34,6 @@ SITES = ("site-1", "site-2", "site-3", "site-4")
 @pytest.fixture(autouse=True)
 def _no_report(no_report: None) -> None:
     """Nothing here looks at one."""
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 def spoilt(entries: Any, **changed: Any) -> Any:
@@ -99,33 +101,77 @@ def test_a_client_that_lies_costs_the_others_nothing(
 
 
 @pytest.mark.slow
-def test_a_client_that_deals_false_shares_costs_one_round_and_is_in_no_more_sums(
+def test_a_client_that_deals_false_shares_stops_the_run_and_is_in_no_more_sums(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody can see it before the masks are to be taken off; also after a crash it is known."""
+    """It is seen when the masks are to be removed. Shares have left then, so that an operator decides."""
     shares, split = SumClient.shares, secure_client.split
 
     def false(client: SumClient, roster: Roster) -> SentShares:
         with monkeypatch.context() as patched:
             if client._site == "site-2":
-                patched.setattr(secure_client, "split", lambda _, count: split(os.urandom(32), count))
+                patched.setattr(secure_client, "split", lambda _, *of: split(os.urandom(32), *of))
             return shares(client, roster)
 
     monkeypatch.setattr(SumClient, "shares", false)
-    take, committed = SecureAggregation.save, list[int]()
-
-    def killed_once(own: SecureAggregation, number: int) -> None:
-        take(own, number)
-        committed.append(number)
-        if len(committed) == 2:
-            raise Killed
-
-    monkeypatch.setattr(SecureAggregation, "save", killed_once)
-    settings = (*SECURE, "federation.rounds=3")
-    with pytest.raises(Killed):
+    settings = (*SECURE, "federation.rounds=2")
+    with pytest.raises(UnusableSum, match="site-2"):
         run_tiny(*settings)
-    run = run_tiny(*settings, resume=True)
-    told = {event["round"]: event["secure_aggregation"] for event in run.of("round")}
-    others = [site for site in SITES if site != "site-2"]
-    assert [told[number]["refused"] for number in (1, 2, 3)] == ["SharesDoNotFit", None, None]
-    assert [told[number]["survivors"] for number in (2, 3)] == [others, others]
+    with pytest.raises(ClientsLostError, match="AlreadyReleased"):
+        run_tiny("federation.min_clients=2", resume=True)
+    monkeypatch.setattr(LocalEngine, "__init__", allowing(frozenset({"site-2"})))
+    run = run_tiny("federation.min_clients=1", resume=True)
+    found = [event["secure_aggregation"]["survivors"] for event in run.of("round")]
+    assert found == [["site-1", "site-3", "site-4"]] * 2
+
+
+def allowing(sites: frozenset[str]) -> Callable[..., None]:
+    begin = LocalEngine.__init__
+
+    def init(engine: LocalEngine, *arguments: Any, **more: Any) -> None:
+        begin(engine, *arguments, **more)
+        engine.workplace.allow_without = sites
+
+    return init
+
+
+@pytest.mark.parametrize("false", [10**6, 12_000], ids=["impossible", "possible"])
+def test_a_false_count_of_cut_values_costs_a_bounded_range_and_no_round(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, false: int
+) -> None:
+    elements = SummedUpdate.elements
+
+    def lying(own: SummedUpdate) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in elements(own):
+            yield name, count_elements([false]) if name == CUT and lies.pop() else tensor
+
+    lies = [False, False, False, True] * 5
+    monkeypatch.setattr(SummedUpdate, "elements", lying)
+    run = run_tiny(*SECURE, "federation.rounds=5")
+    found = [event["secure_aggregation"] for event in run.of("round")]
+    assert [each["refused"] for each in found] == [None] * 5
+    widened = [each["range"] for each in found]
+    if false == 10**6:
+        assert [each["saturated"] for each in found] == [None] * 5
+        assert widened == [1.0] * 5
+    else:
+        assert widened == [1.0, 16.0, 256.0, 256.0, 256.0]
+
+
+@pytest.mark.parametrize("weight", [-(2**20), 2**20])
+def test_a_false_weight_stops_the_run_with_one_message(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, weight: int
+) -> None:
+    elements = SummedUpdate.elements
+    lies = [False, False, False, True]
+
+    def lying(own: SummedUpdate) -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in elements(own):
+            liar = name == WEIGHT and lies and lies.pop()
+            yield name, torch.tensor([weight], dtype=torch.int32) if liar else tensor
+
+    monkeypatch.setattr(SummedUpdate, "elements", lying)
+    with pytest.raises(UnusableSum):
+        run_tiny(*SECURE)
+    run = run_tiny(resume=True)
+    assert [event["secure_aggregation"]["survivors"] for event in run.of("round")] == [list(SITES)] * 2

@@ -14,11 +14,12 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from private_client import PRIVATE
 from support import TINY, RunTiny
 
-from fedstrata.client.secure_turns import ATTEMPTS, CONSISTENCY, KEYS, SHARES, UNMASK
+from fedstrata.client.secure_turns import CONSISTENCY, KEYS, SHARES, UNMASK
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import BudgetRefusedError
 from fedstrata.core.handlers import INPUT
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import prepare_client
@@ -29,7 +30,6 @@ from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.ledger_witness import WITNESSED
 from fedstrata.privacy.secure_sum import client as secure_client
-from fedstrata.privacy.secure_sum.mean import CHANGES, SATURATED
 from fedstrata.wire import frame
 
 SECURE = (
@@ -110,7 +110,7 @@ def refusal(found: Done | Failed) -> str:
         (terms(scale=0), "FrameError"),
         (terms(handler="round"), "WrongSum: a sum is to begin as"),
         (terms(handler="__class__"), "WrongSum: a sum is to begin as"),
-        (terms(handler="train/saturated"), "WrongSum: a sum is to begin as"),
+        (terms(handler="train/weights"), "WrongSum: a sum is to begin as"),
         (terms(run="fedcba9876543210"), "WrongSum: a sum is to begin as"),
         (terms(round=2), "WrongSum: a sum is to begin as"),
         (terms(call=2), "WrongSum: a sum is to begin as"),
@@ -132,7 +132,7 @@ def test_a_site_without_room_in_its_budget_drops_out_before_a_sum_begins(tmp_pat
         ask(KEYS, terms())
     folder = tmp_path / "home" / "clients" / "site-1"
     assert [line["handler"] for line in read_ledger(folder / LEDGER)] == [""], "what it joined with"
-    assert not (folder / ATTEMPTS).exists()
+    assert not (tmp_path / "home" / SITE_DATABASE).exists()
 
 
 COUNTS: Mapping[str, JSON] = {"name": "counts", "shape": [12, 3], "bound": 1.0}
@@ -171,7 +171,7 @@ def test_a_sum_that_was_begun_of_counts_has_no_update_in_it(tmp_path: Path) -> N
     asked = asked_in(tmp_path, "privacy.scores=summed")
     assert isinstance(asked("@score/keys", of_counts()), Done)
     for turn in (SHARES, INPUT, CONSISTENCY, UNMASK):
-        assert refusal(asked(turn, {"sums": {}})).startswith("SessionLost"), turn
+        assert refusal(asked(turn, {"sum": {}})).startswith("SessionLost"), turn
     for none in ("@score/train", "@score/more/keys", "secure/more/input"):
         assert refusal(asked(none, of_counts())).startswith("FrameError: the server asks for"), none
 
@@ -182,7 +182,7 @@ def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) ->
     many = [{**TENSOR, "name": f"w{index}", "shape": [2**31 - 1] * 4} for index in range(5000)]
     assert isinstance(asked(KEYS, terms(*many)), Done)
     for turn in (SHARES, INPUT, CONSISTENCY, UNMASK):
-        for values in ({}, {"sums": {}}, {"sums": {SATURATED: {}}}, {"sums": 5}, {"sums": {"other": {}}}):
+        for values in ({}, {"sum": {}}, {"sum": {"kind": "roster"}}, {"sum": 5}, {"sum": {"other": {}}}):
             assert refusal(asked(turn, values)).startswith("FrameError")
     assert isinstance(asked(KEYS, terms(attempt=1)), Done)
     assert refusal(asked(KEYS, terms(attempt=1))).startswith("AttemptNotHigher")
@@ -210,20 +210,19 @@ def test_a_server_that_comes_again_gets_the_same_shares_and_nothing_else(
 
     def hostile(ask: Asked, said: Mapping[str, Plan], update: Update) -> Iterator[tuple[str, Any]]:
         begin, proof, survivors = (said[turn].values for turn in (KEYS, UNMASK, CONSISTENCY))
-        signatures = proof["sums"][SATURATED]["signatures"]  # type: ignore[index,call-overload]
-        both = survivors["sums"]
+        signed: Any = proof["sum"]["signatures"]  # type: ignore[index,call-overload]
+        sites: Any = survivors["sum"]["sites"]  # type: ignore[index,call-overload]
         again = ask(UNMASK, proof)
         yield "again", isinstance(again, Done) and frame.decode(again.update, Update).values == update.values
-        for what, signed in (("fewer signatures", signatures[:3]), ("too few", signatures[:2])):
-            yield what, refusal(ask(UNMASK, with_changed(proof, SATURATED, signatures=signed)))
-        forged = [{**each, "transcript": "00" * 32, "signature": "00" * 64} for each in signatures]
-        yield "forged", refusal(ask(UNMASK, with_changed(proof, SATURATED, signatures=forged)))
-        yield "mixed", refusal(ask(UNMASK, {"sums": {CHANGES: proof["sums"][SATURATED]}}))  # type: ignore[index,call-overload]
-        left_out = {which: {**each, "sites": each["sites"][:3]} for which, each in both.items()}  # type: ignore[union-attr,index,call-overload]
-        yield "survivors", refusal(ask(CONSISTENCY, {"sums": left_out}))
-        for attempt in (0, 7):
-            name = {**begin["sum"], "attempt": attempt}  # type: ignore[dict-item]
-            yield f"attempt {attempt}", refusal(ask(KEYS, {**begin, "sum": name}))
+        for what, fewer in (("fewer signatures", signed[:3]), ("too few", signed[:2])):
+            yield what, refusal(ask(UNMASK, with_changed(proof, signatures=fewer)))
+        forged = [{**each, "transcript": "00" * 32, "signature": "00" * 64} for each in signed]
+        yield "forged", refusal(ask(UNMASK, with_changed(proof, signatures=forged)))
+        other = {**begin["sum"], "handler": "scores/test"}  # type: ignore[dict-item]
+        yield "other sum", refusal(ask(UNMASK, with_changed(proof, sum=other)))
+        yield "survivors", refusal(ask(CONSISTENCY, with_changed(survivors, sites=sites[:3])))
+        lower = {**begin["sum"], "attempt": 0}  # type: ignore[dict-item]
+        yield "lower attempt", refusal(ask(KEYS, {**begin, "sum": lower}))
 
     monkeypatch.setattr(RoundCohort, "exchange", asking)
     run = run_tiny(*SECURE)
@@ -231,18 +230,17 @@ def test_a_server_that_comes_again_gets_the_same_shares_and_nothing_else(
         "fewer signatures": "",
         "too few": "TooFewSignatures",
         "forged": "TranscriptMismatch",
-        "mixed": "WrongSum",
+        "other sum": "WrongSum",
         "survivors": "BothShares",
-        "attempt 0": "AttemptNotHigher",
-        "attempt 7": "AlreadyReleased",
+        "lower attempt": "AttemptNotHigher",
     }
     assert found.pop("again")
     assert {what: told.partition(":")[0] for what, told in found.items()} == expected
     assert run.of("round")[0]["secure_aggregation"]["refused"] is None, "its session goes on"
 
 
-def with_changed(values: Any, which: str, **changed: Any) -> dict[str, Any]:
-    return {"sums": {which: {**values["sums"][which], **changed}}}
+def with_changed(values: Any, **changed: Any) -> dict[str, Any]:
+    return {"sum": {**values["sum"], **changed}}
 
 
 def test_who_cannot_keep_what_others_have_signed_drops_out(
@@ -284,8 +282,8 @@ def test_no_secret_of_a_sum_is_ever_written(
             secrets.append(key.private_bytes_raw())
             return key
 
-    def shared(secret: bytes, sites: int) -> list[bytes]:
-        shares = split(secret, sites)
+    def shared(secret: bytes, *of: int) -> list[bytes]:
+        shares = split(secret, *of)
         drawn[0] += 1
         if drawn[0] % 2 == 0:  # of the mask key, which nobody needs who has sent its update
             secrets.extend(shares)
@@ -300,7 +298,7 @@ def test_no_secret_of_a_sum_is_ever_written(
     monkeypatch.setattr(SecureAggregation, "save", killed)
     with pytest.raises(Killed):
         run_tiny(*SECURE)
-    assert len(secrets) >= 2 * 4 * (3 + 4)
+    assert len(secrets) >= 4 * (3 + 4)
     sums = tmp_path / "run" / FOLDER
     assert list(sums.rglob("shares-*")), "that is what would lie there"
     for path in filter(Path.is_file, (tmp_path / "run").rglob("*")):

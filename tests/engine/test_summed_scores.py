@@ -19,6 +19,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, State, Update
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
+from fedstrata.engine.agreed import agreed, agreed_hash
 from fedstrata.engine.prepare import prepare_client, prepare_server
 from fedstrata.engine.protocol import Turns
 from fedstrata.engine.remote.agreeing import info_of
@@ -48,15 +49,24 @@ class Here(RemoteEngine):
 
         experiment = prepare_server(read_source(None, list(SUMMED)), SITES)
         super().__init__(experiment, folder, listen, names=SITES, cache_bytes=0, patience=0.0)
+        for site in () if run else sites.values():  # each run finds sites that have released nothing
+            site._workplace.database(site.id).unlink(missing_ok=True)
         self.id = run = run or self.sums
         self._sites, self.away = sites, set[str]()
         self.more: Mapping[str, JSON] = {}  # what site-2 says beside what it is asked for
         self.as_if = ""  # the name of another sum's handler, of which site-2 says that it speaks
         for name, site in sites.items():
             site._workplace.run = run
+            site._workplace.agreed = agreed_hash(agreed(site._experiment))
             self._greetings[name], self._known[name] = site.greeting, info_of(name, site.greeting)
         self.counting = SecureAggregation(
-            experiment.privacy, run, folder, experiment.method, experiment.model
+            experiment.privacy,
+            run,
+            folder,
+            experiment.method,
+            experiment.model,
+            next(iter(sites.values()))._workplace.agreed,  # a handshake compares them
+            len(SITES),
         )
 
     @property

@@ -153,6 +153,14 @@ def join(
     policy: Annotated[
         Path | None, typer.Option(help="What this site allows, YAML; a run that asks for more is refused.")
     ] = None,
+    allow_without: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE",
+            help="Accept a masked sum without SITE over a model that was summed with it before: the server "
+            "then learns that site's update. Repeat for several sites.",
+        ),
+    ] = None,
     log_json: LogJson = False,
     debug: Debug = False,
 ) -> None:
@@ -183,9 +191,19 @@ def join(
             log.about(run=str(said.get("name")))
         return told
 
-    files = {"identity": identity or line.kept(IDENTITY), "lock": lock or line.kept(LOCK)}
     try:
-        join_run(source, client, settings_of, session_of, line.place, _tell, guard=guard, **files)
+        join_run(
+            source,
+            client,
+            settings_of,
+            session_of,
+            line.place,
+            _tell,
+            identity=identity or line.kept(IDENTITY),
+            lock=lock or line.kept(LOCK),
+            guard=guard,
+            allow_without=allow_without or (),
+        )
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     log.tell("the run has ended", event="ended")
@@ -193,7 +211,7 @@ def join(
 
 def _site(line: lines.ClientLine, arguments: list[str] | None) -> Source:
     """Returns a site's own configuration: of the demo's, which stands where none is named, its documents."""
-    from fedstrata.engine.remote.shared_settings import SHARED  # noqa: PLC0415 - heavy
+    from fedstrata.engine.agreed import SHARED  # noqa: PLC0415 - heavy
 
     source, file = line.site_source(arguments)
     if file is None:

@@ -1,16 +1,16 @@
 """The exchanges of masked sums at clients: handlers that each has, whatever the method.
 
-A mean is two sums (`privacy.secure_sum.mean`) that go through the exchanges together. What clients elsewhere
-have counted of their documents is one sum, by exchanges of other names (`exchange_for`). What a client has
-begun lies in its process alone, so that one whose process is lost has dropped out.
+A mean is one sum (`privacy.secure_sum.mean`). What clients elsewhere have counted of their documents is one
+too, by exchanges of other names (`exchange_for`). What a client has begun lies in its process alone, so that
+one whose process is lost has dropped out.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -36,30 +36,25 @@ from fedstrata.privacy.joint_terms import joint_elements, require_carriers, requ
 from fedstrata.privacy.ledger import EXCHANGED, Ledger
 from fedstrata.privacy.ledger_witness import witness
 from fedstrata.privacy.randomness import SeededRandomness
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.client import SumClient
-from fedstrata.privacy.secure_sum.mean import (
-    CHANGES,
-    SATURATED,
-    SummedUpdate,
-    counted_elements,
-    hash_of_frame,
-    names_of,
-    subjects_of,
-)
+from fedstrata.privacy.secure_sum.mean import SummedUpdate, counted_elements, hash_of_frame, subject_of
 from fedstrata.privacy.secure_sum.messages import (
     ConsistencyProof,
     DeliveredShares,
+    KeyBundle,
     MaskedInput,
     MeanTerms,
-    ReleasedShares,
+    OpenedShares,
     Roster,
+    SentShares,
     Sharers,
     Survivors,
+    canonical,
     unpack,
 )
 from fedstrata.privacy.secure_sum.quantization import packed
 from fedstrata.privacy.secure_sum.refusals import SessionLost, WrongSum
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 from fedstrata.wire import frame
 
 KEYS = EXCHANGE + FIRST_EXCHANGE
@@ -67,13 +62,9 @@ SHARES, DELIVERY = (EXCHANGE + name for name in ("shares", "delivery"))
 CONSISTENCY, UNMASK = (EXCHANGE + name for name in ("consistency", "unmask"))
 COUNTED = {part: f"scores/{part}" for part in PARTS[1:]}
 """The names of the sums of what was counted, by part of the split."""
-ATTEMPTS = "sums.sqlite"
-"""A file in a client's folder: what it has begun, and what it has released."""
-
-_OF_ONE = (ConsistencyProof, ReleasedShares)
-"""What may be said of one of the two sums: they are unmasked one after the other."""
 
 Said = TypeVar("Said", bound=BaseModel)
+Answer = TypeVar("Answer", bound=BaseModel)
 
 
 def exchange_for(terms: MeanTerms, exchange: str) -> str:
@@ -81,49 +72,40 @@ def exchange_for(terms: MeanTerms, exchange: str) -> str:
     return f"{SCORE}/{exchange.removeprefix(EXCHANGE)}" if terms.counts else exchange
 
 
-def said_of(said: Mapping[str, BaseModel]) -> dict[str, Any]:
-    """Returns what a message says of each sum, as the values of a plan or an update."""
-    return {"sums": {which: each.model_dump(mode="json") for which, each in said.items()}}
+def said_of(said: BaseModel) -> dict[str, Any]:
+    """Returns a message of a sum as the values of a plan or an update."""
+    return {"sum": said.model_dump(mode="json")}
 
 
 def read_said(
     values: Mapping[str, Any],
     kind: type[Said],
-    sums: Collection[str],
     tensors: Tensors | None = None,
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
-) -> dict[str, Said]:
-    """Returns what a message says of each sum.
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Said:
+    """Returns the message of a sum that came as the values of a plan or an update.
 
     Args:
-        values: Of the plan or update that it came in.
+        values: The values.
         kind: What it has to be.
-        sums: Of which sums it may be, and has to be unless they are unmasked one after the other.
         tensors: What came with it.
-        shapes: Of those of each sum; nothing if none.
+        shapes: The tensors that it has to hold; none if none.
 
     Raises:
         FrameError: It is not that.
     """
-    said = values.get("sums")
-    if not isinstance(said, Mapping) or not said or not said.keys() <= set(sums):
-        raise FrameError("a message of a mean says nothing of its sums")
-    if said.keys() != set(sums) and kind not in _OF_ONE:
-        raise FrameError("a message of a mean says something of one of its two sums alone")
-    found = {}
-    for which, each in said.items():
-        own = (shapes or {}).get(which)
-        parts = {name: tensor for name, tensor in (tensors or {}).items() if name in (own or {})}
-        found[which] = cast("Said", unpack(Message(parts, each), cast("Any", kind), own))
-    return found
+    said = values.get("sum")
+    if not isinstance(said, Mapping):
+        raise FrameError("a message of a masked sum has no fields")
+    return cast("Said", unpack(Message(tensors or {}, said), cast("Any", kind), shapes))
 
 
 @dataclass(slots=True)
 class _Session:
-    """What a client has begun of one mean."""
+    """What a client has begun of one sum."""
 
     terms: MeanTerms
-    clients: Mapping[str, SumClient]
+    client: SumClient
     roster: Roster | None = None
 
 
@@ -146,7 +128,7 @@ class SecureTurns:
         self._model = ""
         self._pinned: dict[str, tuple[Identity, Lock]] = {}
         self._sessions: dict[str, _Session] = {}
-        self._answers: Mapping[str, Callable[[Order], Mapping[str, BaseModel]]] = {
+        self._answers: Mapping[str, Callable[[Order], BaseModel]] = {
             KEYS: self._keys,
             SHARES: self._shares,
             DELIVERY: self._delivery,
@@ -188,8 +170,8 @@ class SecureTurns:
             self._pinned[client] = identity, lock
         return self._pinned[client]
 
-    def _keys(self, order: Order) -> dict[str, BaseModel]:
-        """Begins a mean, which has to be what the order says that it is: by its name it is released once."""
+    def _keys(self, order: Order) -> KeyBundle:
+        """Begins a sum, which has to be what the order says that it is: by its name it is released once."""
         terms = unpack(Message({}, frame.decode(order.plan, Plan).values), MeanTerms)
         run = self._workplace.run or terms.sum.run
         own = run, order.round, order.call, is_scoring(order.handler)
@@ -201,78 +183,70 @@ class SecureTurns:
             )
         if not terms.counts:
             require_own_terms(terms, self._workplace.privacy)
-            self._workplace.permit(replace(order, handler=terms.sum.handler))
+        self._workplace.permit(replace(order, handler=terms.sum.handler))
         self._workplace.reserve()  # a site without room drops out before others count on its share
         identity, lock = self.pinned(order.client)
-        folder = client_folder(self._workplace.folder, order.client)
-        names, attempts = names_of(terms), SumAttempts(folder / ATTEMPTS)
-        minimum = self._workplace.privacy.settings.survivors or LEAST_SITES
         with self._ledger(order) as ledger:
             head = ledger.head()
-        clients = {
-            which: SumClient(
-                names[which],
-                order.client,
-                identity,
-                lock,
-                subject,
-                attempts,
-                minimum=minimum,
-                ledger_head=head,
-            )
-            for which, subject in subjects_of(terms, self._hash()).items()
-        }
-        with attempts.together():
-            keys: dict[str, BaseModel] = {which: each.keys() for which, each in clients.items()}
-        self._sessions[order.client] = _Session(terms, clients)  # one that is refused ends none before it
+        client = SumClient(
+            terms.sum,
+            order.client,
+            identity,
+            lock,
+            subject_of(terms, self._hash(), self._workplace.agreed),
+            self._guard(order.client),
+            minimum=self._workplace.privacy.settings.survivors or LEAST_SITES,
+            ledger_head=head,
+        )
+        keys = client.keys()
+        self._sessions[order.client] = _Session(terms, client)  # one that is refused ends none before it
         return keys
 
-    def _shares(self, order: Order) -> dict[str, BaseModel]:
-        """Answers to the rosters of both sums, and keeps what the others have signed of their ledgers."""
-        session, values = self._session(order), frame.decode(order.plan, Plan).values
-        roster = read_said(values, Roster, session.clients)[CHANGES]
+    def _guard(self, client: str) -> ReleaseGuard:
+        return ReleaseGuard(self._workplace.database(client), client, self._workplace.allow_without)
+
+    def _shares(self, order: Order) -> SentShares:
+        """Answers to the roster, and keeps what the others have signed of their ledgers."""
+        session = self._session(order)
+        roster = read_said(frame.decode(order.plan, Plan).values, Roster)
         if (noise := self._workplace.privacy.joint) is not None and not session.terms.counts:
             require_carriers(roster, noise)
-        answers = self._said(order, Roster, SumClient.shares)
+        sent = session.client.shares(roster)
         if self._has_refused(order, session):
-            return answers  # nothing was shared, and nothing is witnessed of strangers
+            return sent  # nothing was shared, and nothing is witnessed of strangers
         session.roster = roster
         others = [bundle for bundle in roster.bundles if bundle.site != order.client]
         witness(client_folder(self._workplace.folder, order.client), others)
-        return answers
+        return sent
 
-    def _delivery(self, order: Order) -> dict[str, BaseModel]:
-        """Takes the others' shares, and tells this site's people of those that were none."""
-        answers = self._said(order, DeliveredShares, SumClient.receive)
+    def _delivery(self, order: Order) -> OpenedShares:
+        """Takes the others' shares, and warns this site's operator of those that do not open."""
+        opened = self._said(order, DeliveredShares, SumClient.receive)
         self._has_refused(order, self._session(order))
-        return answers
+        return opened
 
     def _has_refused(self, order: Order, session: _Session) -> bool:
         """Whether there are clients whose keys or shares were refused; this site's people are told why."""
-        found = {site: error for each in session.clients.values() for site, error in each.refusals.items()}
-        for error in found.values():
+        for error in session.client.refusals.values():
             told = f"round {order.round}: {order.client}: {type(error).__name__}: {error}"
             self._workplace.listen("warning", {"message": told})
-        return bool(found)
+        return bool(session.client.refusals)
 
-    def _said(
-        self, order: Order, kind: type[Said], answer: Callable[[SumClient, Said], BaseModel]
-    ) -> dict[str, BaseModel]:
-        """Answers to what the server says of one of the sums, or of both."""
-        clients = self._session(order).clients
-        said = read_said(frame.decode(order.plan, Plan).values, kind, clients)
-        return {which: answer(clients[which], each) for which, each in said.items()}
+    def _said(self, order: Order, kind: type[Said], answer: Callable[[SumClient, Said], Answer]) -> Answer:
+        """Answers to what the server says of the sum."""
+        session = self._session(order)
+        return answer(session.client, read_said(frame.decode(order.plan, Plan).values, kind))
 
     def _input(self, order: Order, site: Site) -> Done | Failed:
         """Trains as the method does, or scores, and masks what comes of it, tensor by tensor."""
         session, came = self._session(order), frame.decode(order.plan, Plan)
-        sharers = read_said(came.values, Sharers, session.clients)
+        sharers = read_said(came.values, Sharers)
         values = came.values.get("values")
         plan = Plan(came.tensors, values if isinstance(values, Mapping) else {})
         sent, handler = frame.encode(plan), session.terms.sum.handler
         if hash_of_frame(sent) != session.terms.plan:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
-        said = {which: MaskedInput(sum=each.sum, site=order.client) for which, each in sharers.items()}
+        session.client.require_new(self._summed(order.client, session.terms, plan), sharers)
 
         def mask(trained: Update, private: UnitGradients | None) -> Update:
             if session.terms.counts:
@@ -281,20 +255,30 @@ class SecureTurns:
                 masked = self._noised(session, sharers, private)
             else:
                 masked = self._masked(order, session, sharers, plan, trained)
-            return Update(masked, said_of(said))
+            return Update(masked, said_of(MaskedInput(sum=sharers.sum, site=order.client)))
 
         asked, score = replace(order, handler=handler, plan=sent), self._score
         return self._workplace.compute(asked, site, handle=score if session.terms.counts else None, mask=mask)
+
+    def _summed(self, client: str, terms: MeanTerms, plan: Plan) -> str:
+        """Returns a hash of what a sum is of, by which it is recognised under any name.
+
+        It is of the handler, the model and the tensors that came: other values beside the same tensors give
+        nearly the same update, and a plan without tensors continues from those that came before it.
+        """
+        own = hash_of_frame(frame.encode(Plan(plan.tensors))) if plan.tensors else None
+        tensors = own if terms.counts else self._guard(client).trained_on(own)
+        return hashlib.sha256(canonical([terms.sum.handler, self._hash(), tensors])).hexdigest()
 
     def _masked(
         self,
         order: Order,
         session: _Session,
-        sharers: Mapping[str, Sharers],
+        sharers: Sharers,
         plan: Plan,
         trained: Update,
     ) -> dict[str, Tensor]:
-        """Returns a client's two inputs under their masks."""
+        """Returns a client's input under its masks."""
         place, handler = self._workplace, session.terms.sum.handler
         seed = place.seed.child("round", order.round).child("client", order.client, handler, order.call)
         # The rounding hides nothing: what the masks leave is its sum over all. So it may be repeatable.
@@ -305,24 +289,19 @@ class SecureTurns:
             session.terms,
             SeededRandomness(seed.child("rounding")),
         )
-        masked = chain(
-            session.clients[CHANGES].mask(sharers[CHANGES], own.elements()),
-            session.clients[SATURATED].mask(sharers[SATURATED], own.cut()),
-        )
+        masked = session.client.mask(sharers, own.elements())
         return {name: packed(elements, session.terms.ring) for name, elements in masked}
 
-    def _noised(
-        self, session: _Session, sharers: Mapping[str, Sharers], private: JointGradients
-    ) -> dict[str, Tensor]:
+    def _noised(self, session: _Session, sharers: Sharers, private: JointGradients) -> dict[str, Tensor]:
         """Returns a client's sum of gradients with its share of the noise, under its mask."""
         assert session.roster is not None  # noqa: S101 - a session that is asked for its input has one
         elements = joint_elements(private, self._workplace.model, session.terms, session.roster)
-        return dict(session.clients[CHANGES].mask(sharers[CHANGES], elements))
+        return dict(session.client.mask(sharers, elements))
 
     def _counted(
         self,
         session: _Session,
-        sharers: Mapping[str, Sharers],
+        sharers: Sharers,
         plan: Plan,
         counted: Update,
         site: Site,
@@ -332,13 +311,14 @@ class SecureTurns:
         if plan.values.get("names") != names or tally.keys() != set(names):
             raise WrongSum(f"{session.terms.sum} is of other counts than this site's task has")
         elements = counted_elements(tally, names, counted.weight)
-        return dict(session.clients[CHANGES].mask(sharers[CHANGES], elements))
+        return dict(session.client.mask(sharers, elements))
 
     def _is_summed(self, terms: MeanTerms) -> bool:
         """Whether a sum of this name may be asked for: of updates, or of scores where these are told."""
+        method, name = self._workplace.method, terms.sum
         if terms.counts:
-            return self._score is not None and terms.sum.handler in COUNTED.values()
-        return is_handler(self._workplace.method, terms.sum.handler)
+            return self._score is not None and name.handler in COUNTED.values() and name.call == 1
+        return is_handler(method, name.handler) and 1 <= name.call <= method.sums_a_round
 
     def _ledger(self, order: Order) -> Ledger:
         return self._workplace.ledger(order.client, order.round, order.handler, order.call)

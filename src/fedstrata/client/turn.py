@@ -137,6 +137,8 @@ class Workplace:
         run: The id of the run; none in a simulation, and as long as nobody has said it.
         apart: Whether it is a process of its own, so that what clients send leaves the machine.
         home: The folder in which a site keeps what outlives a run; none in a simulation.
+        agreed: SHA-256 of all that the sites of a run must agree on (`engine.agreed`), hexadecimal.
+        allow_without: Sites of which this site's operator has agreed that the server learns a single update.
         reserve: Has a site's budget reserve the run, before a turn; in a simulation the run itself does.
         permit: Holds an order against a site's policy, before anything is computed for it.
     """
@@ -155,6 +157,8 @@ class Workplace:
     run: str | None = None
     apart: bool = False
     home: Path | None = None
+    agreed: str = "00" * 32
+    allow_without: frozenset[str] = frozenset()
     reserve: Callable[[], None] = lambda: None
     permit: Callable[[Order], None] = lambda order: None
 

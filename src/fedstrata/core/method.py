@@ -41,6 +41,8 @@ class Method(Settings):
     """The values of an update that leave a private client: made of what was noised, or of settings."""
     sends_changes: ClassVar[bool] = False
     """Whether its updates are changes of what came with the plan already, and not values."""
+    sums_a_round: ClassVar[int] = 1
+    """How often a round has one of its handlers summed at most; a site refuses a masked sum beyond it."""
     begins_in_full: ClassVar[bool] = False
     """Whether a client is sent more until it has delivered once than from then on."""
 

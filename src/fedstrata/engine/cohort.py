@@ -20,13 +20,16 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.method import Method
 from fedstrata.core.settings.devices import Device
+from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.engine.agreed import agreed, agreed_hash
 from fedstrata.engine.book import Book
 from fedstrata.engine.conversation import TimedService
 from fedstrata.engine.devices import RoundClock
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Engine, Summing, Turns
+from fedstrata.engine.sampling import sample_size
 from fedstrata.engine.scoring import ServerDocuments
 from fedstrata.models.state import Model
 from fedstrata.split.divide import middle_of
@@ -147,6 +150,10 @@ class RoundCohort:
                 self.book.warn(f"{told} ({describe(result.error)})")
             else:
                 self.book.fail(order.client, result.error)
+
+    def wait_for(self, clients: Sequence[str]) -> None:
+        """Waits until these clients are there again; see `protocol.Exchanging`."""
+        self.engine.wait_for(clients)
 
     def converse(
         self,
@@ -278,4 +285,33 @@ def secure_aggregation_of(experiment: Experiment, engine: Engine, folder: Path) 
     from fedstrata.engine.server_steps import ServerSteps  # noqa: PLC0415 - not needed before
 
     steps = ServerSteps(settings.training, settings.federation.rounds) if privacy.joint else None
-    return SecureAggregation(privacy, engine.sums, folder, experiment.method, experiment.model, steps)
+    known = engine.clients()  # before any of them has come: all
+    _require_cohorts(experiment, len(known))
+    return SecureAggregation(
+        privacy,
+        engine.sums,
+        folder,
+        experiment.method,
+        experiment.model,
+        agreed_hash(agreed(experiment)),
+        len(known),
+        steps,
+    )
+
+
+def _require_cohorts(experiment: Experiment, clients: int) -> None:
+    """Checks that the clients that a round draws can make a sum.
+
+    Raises:
+        ConfigurationError: They are fewer than each of them demands.
+    """
+    from fedstrata.privacy.secure_sum.shares import threshold  # noqa: PLC0415 - for masks alone
+
+    share = experiment.settings.federation.sample
+    drawn, needed = sample_size(clients, share), threshold(clients)
+    if drawn < max(needed, LEAST_SITES):
+        least = (
+            f"of {clients} clients that know each other at least {max(needed, LEAST_SITES)} must be in a sum"
+        )
+        message = f"draws {drawn} clients of a round, and {least} (privacy.secure_aggregation)"
+        raise ConfigurationError([Problem("federation.sample", message)])

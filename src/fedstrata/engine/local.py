@@ -25,6 +25,7 @@ from fedstrata.core.handlers import is_exchange
 from fedstrata.core.types import ClientInfo, Message, State, Tally, Tensors
 from fedstrata.data.split import PARTS
 from fedstrata.engine import budgets
+from fedstrata.engine.agreed import agreed, agreed_hash
 from fedstrata.engine.conversation import Conversation
 from fedstrata.engine.corpus import corpus_facts
 from fedstrata.engine.facts import document_counts
@@ -101,6 +102,7 @@ class LocalEngine(Engine):
         from fedstrata.engine.simulated_identities import files_of, simulated_identities  # noqa: PLC0415
 
         self.sums = simulated_identities(self._folder, list(self._site))
+        self.workplace.agreed = agreed_hash(agreed(self._experiment))
         return SecureTurns(self.workplace, partial(files_of, self._folder))
 
     @property

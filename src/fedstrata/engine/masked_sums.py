@@ -1,11 +1,13 @@
 """One masked sum at the server: six exchanges over the turns of any engine, and what lies on the disk of it.
 
-A sum that a killed server has left is finished: it asks those sites for their shares whose processes still
-have what they have begun. After a share has left no site ever begins the same sum again.
+The masked total is stored before the first signature is asked for. A sum of which shares may have left is
+never dropped for another one: it is finished, or made again with the same clients, since sites accept no
+others. Where that is not possible now the run stops, and tries again when it is resumed.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -36,13 +38,7 @@ from fedstrata.engine.protocol import Exchanging
 from fedstrata.models.state import Model
 from fedstrata.privacy.joint_terms import require_carriers
 from fedstrata.privacy.mechanism import Privacy
-from fedstrata.privacy.secure_sum.mean import (
-    CHANGES,
-    SATURATED,
-    names_of,
-    require_unsaturated,
-    subjects_of,
-)
+from fedstrata.privacy.secure_sum.mean import subject_of
 from fedstrata.privacy.secure_sum.messages import (
     ConsistencySignature,
     KeyBundle,
@@ -55,13 +51,22 @@ from fedstrata.privacy.secure_sum.messages import (
     SumName,
 )
 from fedstrata.privacy.secure_sum.quantization import unpacked
-from fedstrata.privacy.secure_sum.refusals import ForgedKeys, ForgedShares, NotFinished, SharesDoNotFit
+from fedstrata.privacy.secure_sum.refusals import (
+    ForgedKeys,
+    ForgedShares,
+    NotFinished,
+    SharesDoNotFit,
+    UnusableSum,
+)
 from fedstrata.privacy.secure_sum.server import SumServer, left_out
 from fedstrata.privacy.secure_sum.transcript import Subject
-from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
+from fedstrata.privacy.secure_sum.unmasking import PROOF, SumUnmasking
 
-TERMS, PROOF = "terms.json", "proof.safetensors"
-"""Files of a sum: what it is made of, and in the folder of each of its two, what its sites have signed."""
+TERMS, SURVIVORS = "terms.json", "survivors.json"
+AGAIN, UNUSABLE = "again", "unusable"
+"""Files of a sum: what it is made of, whose inputs are in it; whether these have to make it again; and why it
+cannot be used."""
+FALSE_DEALERS = "false_dealers.json"
 
 Said = TypeVar("Said", bound=BaseModel)
 
@@ -74,6 +79,8 @@ class MaskedSums:
         privacy: The run's.
         folder: Where sums lie that are not committed yet.
         model: The server's model.
+        agreed: SHA-256 of all that the sites of the run must agree on (`engine.agreed`).
+        known: How many clients the run has, from which the threshold of shares follows.
         false_dealers: Clients that have dealt shares of other secrets than their own: a sum was lost by it,
             which nobody could see before, and they are in none any more.
     """
@@ -81,13 +88,19 @@ class MaskedSums:
     privacy: Privacy
     folder: Path
     model: Model
+    agreed: str
+    known: int
     false_dealers: set[str] = field(default_factory=set)
     _hash: str = ""
+
+    def __post_init__(self) -> None:
+        if (path := self.folder / FALSE_DEALERS).exists():
+            self.false_dealers = set(json.loads(path.read_bytes()))
 
     def run(
         self, cohort: Exchanging, plan: Plan, terms: MeanTerms, told: dict[str, Any]
     ) -> tuple[MeanTerms, tuple[str, ...], Tensors]:
-        """Makes and unmasks a sum, or finishes the one that a killed server has left.
+        """Makes and unmasks a sum, or finishes the one that a stopped server has left.
 
         Args:
             cohort: The clients.
@@ -99,18 +112,28 @@ class MaskedSums:
             Its terms, whose inputs are in it, and the sum of their ring elements.
 
         Raises:
-            SecureSumRefusal, FrameError: There is none.
+            NotFinished, UnusableSum: Shares may have left and there is no sum; no other may take its place.
+            SecureSumRefusal, FrameError: There is no sum, and no share has left.
         """
-        label = terms.sum.handler.replace("/", "-")
-        place = self.folder / f"{terms.sum.round:05d}-{label}-{terms.sum.call}"
+        place = self._place(terms)
         place.parent.mkdir(mode=0o700, exist_ok=True)  # shares that were released lie there
-        terms, unmasking = self._left(place, terms) or self._begun(cohort, plan, terms, place)
-        survivors = unmasking[CHANGES].survivors.sites
-        told |= {"survivors": list(survivors)}
-        if SATURATED in unmasking:
-            counted = self._unmasked(cohort, terms, unmasking[SATURATED], SATURATED)
-            told["saturated"] = require_unsaturated(counted, terms, len(survivors))
-        return terms, survivors, self._unmasked(cohort, terms, unmasking[CHANGES], CHANGES)
+        if (place / UNUSABLE).exists():
+            shutil.rmtree(place)  # sites decide with whom they make another one
+        if _signed(place):
+            with suppress(NotFinished, FrameError):  # sessions of clients are lost, or a file is damaged
+                left, unmasking = self._left(place, terms)
+                told |= {"survivors": list(unmasking.survivors.sites)}
+                return left, unmasking.survivors.sites, self._unmasked(cohort, left, unmasking)
+        again = _made_again(cohort, place) if _signed(place) or (place / AGAIN).exists() else None
+        for path in place.glob("*.safetensors"):
+            path.unlink()
+        terms, unmasking = self._begun(cohort, plan, terms, place, again)
+        told |= {"survivors": list(unmasking.survivors.sites)}
+        return terms, unmasking.survivors.sites, self._unmasked(cohort, terms, unmasking)
+
+    def unusable(self, terms: MeanTerms, why: str) -> None:
+        """Records that a sum was released and cannot be used, so that it is not finished again."""
+        write_atomically(self._place(terms) / UNUSABLE, [why.encode()])
 
     def counted_after(self, committed: int) -> set[str]:
         """Returns whose updates are in a sum of the next round that can still be finished.
@@ -122,7 +145,7 @@ class MaskedSums:
         for place in filter(_signed, self.folder.glob(f"{committed + 1:05d}-*")):
             with suppress(FrameError):  # which the round will say
                 if not _terms_in(place / TERMS).counts:
-                    counted.update(SumUnmasking.resume(place / CHANGES).survivors.sites)
+                    counted.update(SumUnmasking.resume(place).survivors.sites)
         return counted
 
     def remove(self, number: int) -> None:
@@ -130,139 +153,163 @@ class MaskedSums:
         for path in self.folder.glob(f"{number:05d}-*"):
             shutil.rmtree(path)
 
-    def _left(self, place: Path, terms: MeanTerms) -> tuple[MeanTerms, Mapping[str, SumUnmasking]] | None:
-        """Returns the sum that a killed server has left, and its terms; none if it may be begun anew.
+    def _place(self, terms: MeanTerms) -> Path:
+        label = terms.sum.handler.replace("/", "-")
+        return self.folder / f"{terms.sum.round:05d}-{label}-{terms.sum.call}"
+
+    def _left(self, place: Path, terms: MeanTerms) -> tuple[MeanTerms, SumUnmasking]:
+        """Returns the sum that a stopped server has left, and its terms.
 
         Its terms are of those who were there when it began, whoever is here now.
 
         Raises:
-            NotFinished: It is of another plan than the round has now.
+            UnusableSum: It is of another plan than the round has now.
             FrameError: A file is damaged; the message names it.
         """
-        if not place.exists():
-            return None
-        if not _signed(place):
-            shutil.rmtree(place)  # nobody was asked for a share before
-            return None
         left = _terms_in(place / TERMS)
         if left.plan != terms.plan:
-            raise NotFinished(
-                f"the masked sum in {place} was begun with another plan than the round has now; no client "
-                "begins it again, since two sums could be subtracted from each other"
+            raise UnusableSum(
+                f"the masked sum in {place} was begun with another plan than the round has now: the run "
+                "directory was put together from several"
             )
-        return left, {which: SumUnmasking.resume(place / which) for which in names_of(left)}
+        return left, SumUnmasking.resume(place)
 
     def _begun(
-        self, cohort: Exchanging, plan: Plan, terms: MeanTerms, place: Path
-    ) -> tuple[MeanTerms, Mapping[str, SumUnmasking]]:
-        """Runs the exchanges up to the signatures; returns the two masked sums, which lie on the disk."""
-        while (begun := self._shared(cohort, terms)) is None:  # somebody is lost each time
+        self,
+        cohort: Exchanging,
+        plan: Plan,
+        terms: MeanTerms,
+        place: Path,
+        again: tuple[str, ...] | None = None,
+    ) -> tuple[MeanTerms, SumUnmasking]:
+        """Runs the exchanges up to the signatures; returns the masked sum, which lies on the disk.
+
+        Args:
+            cohort: The clients.
+            plan: What they are sent.
+            terms: What the sum is made of.
+            place: Its folder.
+            again: The clients that have to be in it, and no others; any if None.
+        """
+        while (begun := self._shared(cohort, terms, again)) is None:  # somebody is lost each time
             higher = terms.sum.model_copy(update={"attempt": terms.sum.attempt + 1})
             terms = terms.model_copy(update={"sum": higher})
-        servers, sharers = begun
+        server, sharers = begun
         agreed = Plan(plan.tensors, {**said_of(sharers), "values": dict(plan.values)})
-        names, shapes = names_of(terms), {which: each.shapes for which, each in self._subjects(terms).items()}
+        shapes = self._subject(terms).shapes
         for info, update in cohort.inputs(exchange_for(terms, INPUT), terms.sum.handler, lambda _: agreed):
             if (masked := _unpacked(cohort, info.id, update, shapes, terms.ring)) is None:
                 continue
-            for which, own in _heard(cohort.reject, info.id, masked, MaskedInput, names, shapes).items():
-                servers[which].add(own, masked.tensors)
+            if own := _heard(cohort.reject, info.id, masked, MaskedInput, terms.sum, shapes):
+                server.add(own, masked.tensors)
+        _require_again(again, server.came)
         place.mkdir(exist_ok=True)
         write_atomically(place / TERMS, [terms.model_dump_json().encode()])
-        unmasking = {which: server.close(place / which) for which, server in servers.items()}
-        survivors = {which: each.survivors for which, each in unmasking.items()}
-        asked = survivors[CHANGES].sites
+        unmasking = server.close(place)
+        survivors = unmasking.survivors
+        write_atomically(place / SURVIVORS, [json.dumps(list(survivors.sites)).encode()])
         signed = self._said(
-            cohort, terms, CONSISTENCY, asked, lambda _: Plan(values=said_of(survivors)), ConsistencySignature
+            cohort,
+            terms,
+            CONSISTENCY,
+            survivors.sites,
+            lambda _: Plan(values=said_of(survivors)),
+            ConsistencySignature,
         )
-        for which, each in unmasking.items():
-            each.prove(_of(which, signed))
+        unmasking.prove(list(signed.values()))
         return terms, unmasking
 
     def _shared(
-        self, cohort: Exchanging, terms: MeanTerms
-    ) -> tuple[Mapping[str, SumServer], Mapping[str, Sharers]] | None:
-        """Runs the exchanges up to the shares that all have got; none if some do not know each other's keys.
+        self, cohort: Exchanging, terms: MeanTerms, again: tuple[str, ...] | None
+    ) -> tuple[SumServer, Sharers] | None:
+        """Runs the exchanges up to the shares that all have got; None if some do not know each other's keys.
 
         Whoever is to blame for that is lost, so that it can be begun again: nothing was shared.
         """
-        minimum, names = self.privacy.settings.survivors or LEAST_SITES, names_of(terms)
-        servers = {
-            which: SumServer(names[which], subject, minimum=minimum)
-            for which, subject in self._subjects(terms).items()
-        }
+        minimum = self.privacy.settings.survivors or LEAST_SITES
+        server = SumServer(terms.sum, self._subject(terms), minimum=minimum, known=self.known)
         lost = cohort.book.attendance.lost
-        present = [info.id for info in cohort.clients if info.id not in lost]
+        present = [
+            info.id for info in cohort.clients if info.id not in lost and info.id in (again or {info.id})
+        ]
         begin = Plan(values=terms.model_dump(mode="json"))
         bundles = self._said(cohort, terms, KEYS, present, lambda _: begin, KeyBundle)
         for client in sorted(self.false_dealers & bundles.keys()):
             told = f"{client} has dealt false shares in this run, and takes part in no sum of it any more"
             cohort.reject(client, SharesDoNotFit(told))
             del bundles[client]
-        roster = {which: each.roster(_of(which, bundles)) for which, each in servers.items()}
+        _require_again(again, bundles)
+        roster = server.roster(list(bundles.values()))
         if (noise := self.privacy.joint) is not None and not terms.counts:
-            require_carriers(roster[CHANGES], noise)  # each site would refuse it too, and be lost
+            require_carriers(roster, noise)  # each site would refuse it too, and be lost
         agree = Plan(values=said_of(roster))
         sent = self._said(cohort, terms, SHARES, list(bundles), lambda _: agree, SentShares)
-        distrusted = {site: _named(own, "distrusted") for site, own in sent.items()}
+        distrusted = {site: set(own.distrusted) for site, own in sent.items()}
         if any(distrusted.values()):
-            _without_strangers(cohort, roster[CHANGES].sites, distrusted)
+            _without_strangers(cohort, roster.sites, distrusted)
             return None
-        for which, server in servers.items():
-            for client, error in server.unusable(_of(which, sent)).items():
-                cohort.reject(client, error)
-                del sent[client]
-        boxes = {which: each.deliver(_of(which, sent)) for which, each in servers.items()}
+        for client, error in server.unusable(list(sent.values())).items():
+            cohort.reject(client, error)
+            del sent[client]
+        boxes = server.deliver(list(sent.values()))
         opened = self._said(
             cohort,
             terms,
             DELIVERY,
             list(sent),
-            lambda client: Plan(values=said_of({which: box[client] for which, box in boxes.items()})),
+            lambda client: Plan(values=said_of(boxes[client])),
             OpenedShares,
         )
-        unopened = {site: _named(own, "unopened") for site, own in opened.items()}
-        forgers = left_out(unopened, len(opened)) & opened.keys()
+        forgers = left_out({site: own.unopened for site, own in opened.items()}, len(opened)) & opened.keys()
         for client in sorted(forgers):
             cohort.reject(client, ForgedShares(f"what {client} has sent as shares the others cannot open"))
-        got = opened.keys() - forgers
-        return servers, {which: each.sharers(got) for which, each in servers.items()}
+        return server, server.sharers(opened.keys() - forgers)
 
-    def _subjects(self, terms: MeanTerms) -> Mapping[str, Subject]:
-        return subjects_of(terms, self._model_hash())
+    def _subject(self, terms: MeanTerms) -> Subject:
+        if not self._hash:  # of the model as all have it before anything is learnt
+            self.model.restore()
+            self._hash = self.model.fingerprint(self.model.names_outside(()))
+        return subject_of(terms, self._hash, self.agreed)
 
-    def _unmasked(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking, which: str) -> Tensors:
-        """Asks those who have signed for what is not there yet of the shares of one of the sums.
+    def _unmasked(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking) -> Tensors:
+        """Asks those who have signed for what is not there yet of their shares, and takes the masks off.
 
         Raises:
-            NotFinished: Too few are there then.
+            NotFinished: Too few have answered, also after those that are gone were waited for.
+            UnusableSum: The shares do not fit.
         """
         if not unmasking.ready:
-            self._ask(cohort, terms, unmasking, which)
+            self._ask(cohort, terms, unmasking)
         if not unmasking.ready:
-            sites = len(unmasking.survivors.sites)
+            cohort.wait_for(unmasking.waiting)
+            self._ask(cohort, terms, unmasking)
+        if not unmasking.ready:
+            sites = unmasking.survivors.sites
             raise NotFinished(
-                f"the sum of {sites} clients cannot be unmasked: {sites - len(unmasking.waiting)} have "
-                "released their shares, and that is too few. No client begins it again, since two sums could "
-                "be subtracted from each other"
+                f"the sum of {', '.join(sites)} cannot be unmasked yet: "
+                f"{len(sites) - len(unmasking.waiting)} of {len(sites)} clients have released their shares, "
+                f"and that is too few; {', '.join(unmasking.waiting)} did not answer. No other sum may take "
+                "its place, since two sums could be subtracted from each other"
             )
         try:
             return self._finished(cohort, unmasking)
         except SharesDoNotFit:
-            if not self._ask(cohort, terms, unmasking, which):
-                raise
-            return self._finished(cohort, unmasking)  # others than those that a crash has left
+            if self._ask(cohort, terms, unmasking):
+                with suppress(SharesDoNotFit):
+                    return self._finished(cohort, unmasking)  # others than those that a crash has left
+        dealers = " and ".join(sorted(self.false_dealers)) or "a client, which cannot be determined,"
+        raise UnusableSum(f"{dealers} has dealt false shares; the sum cannot be unmasked")
 
-    def _ask(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking, which: str) -> bool:
+    def _ask(self, cohort: Exchanging, terms: MeanTerms, unmasking: SumUnmasking) -> bool:
         """Asks whoever has signed and not answered so far for its shares; returns whether any came."""
         assert unmasking.proof is not None  # noqa: S101 - it was made before
         waiting = set(unmasking.waiting)
         signers = [each.site for each in unmasking.proof.signatures if each.site in waiting]
-        proof = Plan(values=said_of({which: unmasking.proof}))
-        said = self._said(cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares, [which])
+        proof = Plan(values=said_of(unmasking.proof))
+        said = self._said(cohort, terms, UNMASK, signers, lambda _: proof, ReleasedShares)
         for client, own in said.items():
             try:
-                unmasking.take(own[which])
+                unmasking.take(own)
             except FrameError as error:
                 _warn(cohort, client, error)
         return bool(said)
@@ -272,7 +319,10 @@ class MaskedSums:
         try:
             total = unmasking.finish()
         except SharesDoNotFit as error:
-            self.false_dealers |= {error.dealer} if error.dealer else set()
+            if error.dealer:
+                self.false_dealers.add(error.dealer)
+                listed = json.dumps(sorted(self.false_dealers)).encode()
+                write_atomically(self.folder / FALSE_DEALERS, [listed])
             raise
         for client in sorted(unmasking.false):
             _warn(cohort, client, SharesDoNotFit("it has released shares that are none"))
@@ -286,30 +336,48 @@ class MaskedSums:
         clients: Sequence[str],
         message_of: Callable[[str], Plan],
         kind: type[Said],
-        sums: Collection[str] | None = None,
-    ) -> dict[str, dict[str, Said]]:
-        """Returns what each client says of each sum in one exchange; who is lost is not among them."""
+    ) -> dict[str, Said]:
+        """Returns what each client says in one exchange; who is lost is not among them."""
         found, counted = {}, turn in (CONSISTENCY, UNMASK)
-        names = {which: name for which, name in names_of(terms).items() if which in (sums or (which,))}
         own, call = exchange_for(terms, turn), terms.sum.call
         for client, update in cohort.exchange(own, call, clients, message_of, counted=counted):
             lose = partial(_warn, cohort) if counted else cohort.reject
-            if said := _heard(lose, client, update, kind, names):
+            if said := _heard(lose, client, update, kind, terms.sum):
                 found[client] = said
         return found
 
-    def _model_hash(self) -> str:
-        """Returns the hash of the model as all have it before anything is learnt."""
-        if not self._hash:
-            self.model.restore()
-            self._hash = self.model.fingerprint(self.model.names_outside(()))
-        return self._hash
+
+def _made_again(cohort: Exchanging, place: Path) -> tuple[str, ...]:
+    """Returns the clients that have to make a sum again, since they accept it with no others.
+
+    Raises:
+        NotFinished: Some of them are not here; what is stored stays.
+    """
+    sites = tuple(json.loads((place / SURVIVORS).read_bytes()))
+    here = {info.id for info in cohort.clients} - cohort.book.attendance.lost.keys()
+    if missing := sorted(set(sites) - here):
+        raise NotFinished(
+            f"shares of the sum of {', '.join(sites)} may have left, and it cannot be finished; it can only "
+            f"be made again with the same clients, and {', '.join(missing)} did not come"
+        )
+    write_atomically(place / AGAIN, [b""])
+    cohort.take_back(NotFinished("the sum is made again"))  # they train from what they had before
+    return sites
+
+
+def _require_again(again: Sequence[str] | None, came: Collection[str]) -> None:
+    """Checks that a sum that is made again has the clients that it had.
+
+    Raises:
+        NotFinished: One is missing.
+    """
+    if missing := sorted(set(again or ()) - set(came)):
+        raise NotFinished(f"a sum that is made again needs the same clients; {', '.join(missing)} is missing")
 
 
 def _signed(place: Path) -> bool:
-    """Whether a mean has all signatures, so that shares of it may have left."""
-    terms = place / TERMS
-    return terms.exists() and all((place / which / PROOF).exists() for which in names_of(_terms_in(terms)))
+    """Whether a sum has all signatures, so that shares of it may have left."""
+    return (place / TERMS).exists() and (place / PROOF).exists()
 
 
 def _terms_in(path: Path) -> MeanTerms:
@@ -317,32 +385,17 @@ def _terms_in(path: Path) -> MeanTerms:
 
 
 def _unpacked(
-    cohort: Exchanging,
-    client: str,
-    update: Update,
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]],
-    bits: int,
+    cohort: Exchanging, client: str, update: Update, shapes: Mapping[str, tuple[int, ...]], bits: int
 ) -> Update | None:
     """Returns a masked input with its elements as they were masked; nothing of a client that is so lost."""
-    known = {name: shape for own in shapes.values() for name, shape in own.items()}
     try:
-        if strangers := update.tensors.keys() - known.keys():
+        if strangers := update.tensors.keys() - shapes.keys():
             raise FrameError(f"{len(strangers)} tensors came that are not summed")
-        tensors = {name: unpacked(sent, known[name], bits) for name, sent in update.tensors.items()}
+        tensors = {name: unpacked(sent, shapes[name], bits) for name, sent in update.tensors.items()}
     except FrameError as error:
         cohort.reject(client, error)
         return None
     return replace(update, tensors=tensors)
-
-
-def _of(which: str, said: Mapping[str, Mapping[str, Said]]) -> list[Said]:
-    """Returns what all clients say of one of the sums."""
-    return [own[which] for own in said.values()]
-
-
-def _named(own: Mapping[str, BaseModel], field: str) -> set[str]:
-    """Returns the sites that one names in what it says of any of the sums."""
-    return {site for each in own.values() for site in getattr(each, field)}
 
 
 def _without_strangers(cohort: Exchanging, sites: Sequence[str], distrusted: Mapping[str, set[str]]) -> None:
@@ -368,19 +421,17 @@ def _heard(
     client: str,
     update: Update,
     kind: type[Said],
-    names: Mapping[str, SumName],
-    shapes: Mapping[str, Mapping[str, tuple[int, ...]]] | None = None,
-) -> dict[str, Said]:
-    """Returns what a client says of these sums; nothing of one that says something else."""
+    name: SumName,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Said | None:
+    """Returns what a client says of a sum; None, and it is lost, if it says something else."""
     try:
-        if update.values.keys() != {"sums"}:
+        if update.values.keys() != {"sum"}:
             raise FrameError("more came than what is said of a sum")  # as a loss it would count
-        said = read_said(update.values, kind, names, update.tensors, shapes)
-        for which, each in said.items():
-            of = getattr(each, "sum", None), getattr(each, "site", client)
-            if of != (names[which], client):
-                raise FrameError("what came is of another site, or of another sum")
+        said = read_said(update.values, kind, update.tensors, shapes)
+        if (getattr(said, "sum", None), getattr(said, "site", client)) != (name, client):
+            raise FrameError("what came is of another site, or of another sum")
     except FrameError as error:
         lose(client, error)
-        return {}
+        return None
     return said

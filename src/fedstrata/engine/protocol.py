@@ -58,6 +58,10 @@ class Engine(Protocol):
         """
         return
 
+    def wait_for(self, clients: Sequence[str]) -> None:
+        """Waits until these clients are there again, or no longer than it waits at the start of a round."""
+        return
+
     def clients(self) -> Sequence[str]:
         """Returns the names of those that can be asked, in their usual order."""
 
@@ -173,6 +177,9 @@ class Exchanging(Protocol):
         self, turn: str, handler: str, plan_of: Callable[[ClientInfo], Plan]
     ) -> Iterator[tuple[ClientInfo, Update]]:
         """Has everybody train and mask, and yields the masked updates."""
+
+    def wait_for(self, clients: Sequence[str]) -> None:
+        """Waits until these clients are there, or no longer than the engine waits for clients."""
 
     def reject(self, client: str, error: FedstrataError) -> None:
         """Does without a client."""

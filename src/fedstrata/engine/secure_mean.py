@@ -1,12 +1,13 @@
 """Means under secure aggregation, and sums of what clients have counted; the exchanges are `masked_sums`.
 
-A sum that cannot be unmasked costs its round, which changes nothing, and the run goes on with the next: after
-a share has left no site ever begins the same sum again.
+A sum that fails before a share has left costs its round, which changes nothing. One of which shares have left
+is never given up: the run stops until it can be finished, or until it is clear that it cannot be used.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any, NoReturn
 
 from fedstrata.client.secure_turns import COUNTED
 from fedstrata.core.cohort import Mean
-from fedstrata.core.errors import FedstrataError, FrameError
+from fedstrata.core.errors import ClientsLostError, FedstrataError, FrameError
 from fedstrata.core.files import write_atomically
 from fedstrata.core.method import Method
 from fedstrata.core.settings.privacy import MOST_SITES
@@ -34,15 +35,19 @@ from fedstrata.privacy.secure_sum.mean import (
     mean_from,
 )
 from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor, SumName
-from fedstrata.privacy.secure_sum.refusals import SecureSumRefusal, TooManySaturated
+from fedstrata.privacy.secure_sum.refusals import NotFinished, SecureSumRefusal, UnusableSum
 from fedstrata.wire import frame
 
+COUNTED_LAST = "counted.json"
 FOLDER = "secure_sums"
 """In the run directory: sums that are not committed yet, and the ranges of the next."""
 STEPS = ".safetensors"
 """The ending of what the optimiser keeps, beside the ranges."""
-WIDER = 16.0
-"""How much larger the ranges are after a round in which too many values were cut."""
+_WARNED = 0.01
+"""Share of cut values in a mean of which a round warns."""
+_EPOCH = 1735689600.0
+"""From when on attempts are counted, in seconds: 2025-01-01. A server that was restored from a backup has no
+record of its last attempts, and its clock has gone on."""
 
 
 @dataclass
@@ -55,6 +60,8 @@ class SecureAggregation:
         folder: The run directory.
         method: The method.
         model: The server's model.
+        agreed: SHA-256 of all that the sites of the run must agree on.
+        known: How many clients the run has.
         steps: Takes the step of a round whose clients send gradients, with joint noise; none without.
         attempt: How often the run has gone on: a sum that was begun before is begun under a higher number.
     """
@@ -64,6 +71,8 @@ class SecureAggregation:
     folder: Path
     method: Method
     model: Model
+    agreed: str
+    known: int
     steps: ServerSteps | None = None
     attempt: int = 0
     _facts: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +80,7 @@ class SecureAggregation:
     _last: tuple[str, Counted] | None = None  # the plan that was counted last, and what came of it
 
     def __post_init__(self) -> None:
-        self._sums = MaskedSums(self.privacy, self.folder / FOLDER, self.model)
+        self._sums = MaskedSums(self.privacy, self.folder / FOLDER, self.model, self.agreed, self.known)
 
     def mean(self, cohort: Exchanging, handler: str, plan: Plan) -> Mean:
         """Returns the weighted mean of what a handler returns everywhere, and sees nothing of any client's.
@@ -82,16 +91,31 @@ class SecureAggregation:
             plan: What all of them are sent.
 
         Raises:
-            RoundAbandonedError: The sum could not be made or unmasked; the message says why.
+            RoundAbandonedError: The sum could not be made, and no share of it has left; the message says why.
+            ClientsLostError: Shares have left and too few to unmask it: the run can be resumed.
+            UnusableSum: It was released and cannot be used.
         """
         terms = self._terms(cohort, handler, plan)
         self._facts = {"asked": len(cohort.clients), "survivors": [], "refused": None}
+        again = f"{cohort.book.command} --resume --out {self.folder}"
         try:
             terms, survivors, total = self._sums.run(cohort, plan, terms, self._facts)
             base = {} if self.method.sends_changes or self.steps else plan.tensors
             found = mean_from(total, base, terms, survivors, self.privacy.settings.range)
-        except (SecureSumRefusal, FrameError) as error:  # a file that is damaged, or shares that are none
-            self._refuse(cohort, handler, terms, error)
+        except NotFinished as error:
+            raise ClientsLostError(
+                f"round {terms.sum.round}: {error}. When these clients are back: {again}"
+            ) from error
+        except UnusableSum as error:
+            cohort.take_back(error)
+            self._sums.unusable(terms, str(error))
+            raise UnusableSum(
+                f"round {terms.sum.round}: {error}. To make another sum with the same clients: {again}. "
+                "Without a client SITE, of which the server then learns the update: fedstrata join "
+                "--allow-without SITE at each of the others, before that"
+            ) from error
+        except (SecureSumRefusal, FrameError) as error:
+            self._refuse(cohort, error)
         self._take(cohort, handler, terms, found)
         if self.steps is not None:
             stepped = self.steps.step(terms.sum.round, plan.tensors, found.mean.tensors)
@@ -116,6 +140,7 @@ class SecureAggregation:
             cohort.book.warn(f"the {part} scores could not be summed: {error}")
             return None
         self._last = hashed, (*counted_in(total, names), survivors)
+        self._save_counted()
         return self._last[1]
 
     def facts(self, book: Book) -> dict[str, Any]:
@@ -137,7 +162,9 @@ class SecureAggregation:
         path = self._path(committed)
         kept = json.loads(path.read_text()) if path.exists() else {}
         self._bounds = kept.get("ranges", {})
-        self._sums.false_dealers = set(kept.get("false_dealers", ()))
+        if (counted := self.folder / FOLDER / COUNTED_LAST).exists():
+            hashed, tally, documents, clients = json.loads(counted.read_bytes())
+            self._last = hashed, (tally, documents, tuple(clients))
         if self.steps is not None:
             self.steps.load(path.with_suffix(STEPS))
         return self._sums.counted_after(committed)
@@ -147,8 +174,14 @@ class SecureAggregation:
         (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
         if self.steps is not None:
             self.steps.save(self._path(number).with_suffix(STEPS))
-        kept = {"ranges": self._bounds, "false_dealers": sorted(self._sums.false_dealers)}
-        write_atomically(self._path(number), [json.dumps(kept).encode()])
+        write_atomically(self._path(number), [json.dumps({"ranges": self._bounds}).encode()])
+
+    def _save_counted(self) -> None:
+        """Keeps what was counted last: a resumed run does not count the same with other clients."""
+        (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        hashed, (tally, documents, clients) = self._last or ("", ({}, 0, ()))
+        told = json.dumps([hashed, {**tally}, documents, list(clients)])
+        write_atomically(self.folder / FOLDER / COUNTED_LAST, [told.encode()])
 
     def committed(self, number: int) -> None:
         """Removes what only a round that is not committed needs: with the shares goes what could unmask."""
@@ -174,11 +207,11 @@ class SecureAggregation:
             round=book.number,
             handler=handler,
             call=book.calls[handler] + 1,
-            attempt=self.attempt
-            * (MOST_SITES + 1),  # within one a sum begins anew once for each client at most
+            # Within one start of the server a sum begins anew once for each client at most.
+            attempt=max(int(time.time() - _EPOCH), 0) + self.attempt * (MOST_SITES + 1),
         )
 
-    def _refuse(self, cohort: Exchanging, handler: str, terms: MeanTerms, error: FedstrataError) -> NoReturn:
+    def _refuse(self, cohort: Exchanging, error: FedstrataError) -> NoReturn:
         """Ends a round whose sum is not there; what clients have stored of it does not count either.
 
         Raises:
@@ -186,8 +219,6 @@ class SecureAggregation:
         """
         cohort.take_back(error)
         self._facts |= {"refused": type(error).__name__}
-        if isinstance(error, TooManySaturated):
-            self._bounds[handler] = {each.name: WIDER * each.bound for each in terms.tensors}
         raise RoundAbandonedError(str(error)) from error
 
     def _take(self, cohort: Exchanging, handler: str, terms: MeanTerms, found: SummedMean) -> None:
@@ -195,7 +226,8 @@ class SecureAggregation:
         error = found.error
         if (noise := self.privacy.joint) is None:
             self._bounds[handler] = found.bounds
-            self._facts |= {"range": max(each.bound for each in terms.tensors)}
+            self._facts |= {"range": max(each.bound for each in terms.tensors), "saturated": found.cut}
+            self._warn_of_cut(cohort.book, found)
         else:
             settings, sites = self.privacy.settings, found.mean.clients
             most = sum(settings.declared(site) for site in sites)
@@ -205,6 +237,20 @@ class SecureAggregation:
         if "loss" in found.mean.values:
             weight = next(iter(found.mean.weights.values()))
             cohort.book.losses[EVERYBODY] = (found.mean.values["loss"], weight)
+
+    @staticmethod
+    def _warn_of_cut(book: Book, found: SummedMean) -> None:
+        """Warns of a mean that has lost many values to its range, or whose count of them is a lie."""
+        if found.cut is None:
+            book.warn(
+                f"round {book.number}: the clients report more cut values than the {found.values} that they "
+                "have sent: one of them has lied. The mean is used, and its range stays as it is"
+            )
+        elif found.cut > _WARNED * found.values:
+            book.warn(
+                f"round {book.number}: {found.cut} of {found.values} changed values were larger than the "
+                "range and were cut; the next round has a wider range (privacy.range sets the first)"
+            )
 
 
 def mean_terms(

@@ -66,11 +66,6 @@ def _join(cell: JobCell, server: str, client: str, site: SiteSettings) -> None:
             cell, server, client, own.agreement, greeting=own.greeting, timing=timing, warn=_logger.warning
         )
 
-    files = {
-        name: Path(path)
-        for name, path in (("identity", site.identity), ("lock", site.lock))
-        if path is not None
-    }
     guard = PolicyGuard.read(Path(site.policy)) if site.policy is not None else None
     join_run(
         read_source(Path(site.configuration), []),
@@ -79,8 +74,10 @@ def _join(cell: JobCell, server: str, client: str, site: SiteSettings) -> None:
         session_of,
         Path(site.home),
         _tell,
+        identity=Path(site.identity) if site.identity is not None else None,
+        lock=Path(site.lock) if site.lock is not None else None,
         guard=guard,
-        **files,
+        allow_without=site.allow_without,
     )
 
 

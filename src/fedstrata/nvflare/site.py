@@ -30,6 +30,11 @@ class SiteSettings(Settings):
     policy: str | None = Field(
         default=None, description="What this site allows, YAML; a run that asks for more is refused."
     )
+    allow_without: list[str] = Field(
+        default=[],
+        description="Sites of which the server may learn a single update: a masked sum without them is "
+        "accepted over a model that was summed with them before.",
+    )
     deadline: Positive = Field(
         default=600.0, description="Seconds to wait for an answer before the server is given up."
     )

@@ -8,11 +8,11 @@ settings, and one that is widened takes up to 24 bytes more of each client in ea
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from statistics import fmean
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import torch
 from pydantic import BaseModel
@@ -25,7 +25,7 @@ from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Exchanging
 from fedstrata.engine.secure_mean import mean_terms
-from fedstrata.privacy.secure_sum.mean import names_of, subjects_of
+from fedstrata.privacy.secure_sum.mean import subject_of
 from fedstrata.privacy.secure_sum.messages import (
     RING,
     ConsistencyProof,
@@ -52,8 +52,6 @@ _RUN = "0" * 16
 """As long as the id of a run."""
 _BYTES_32, _SIGNATURE, _SEALED = "0" * 64, "0" * 128, "0" * 184
 """As long as a key, a hash or a share; a signature; and two shares that are encrypted."""
-
-_Message: TypeAlias = Callable[[SumName, str], BaseModel]
 
 
 class SumBytes(NamedTuple):
@@ -149,8 +147,8 @@ def bytes_of_sums(
             calls[each.terms.sum.handler] += 1
             place = {"round": number, "call": calls[each.terms.sum.handler]}
             changed = {"sum": each.terms.sum.model_copy(update=place), "scale": scale}
-            needed = max(minimum, threshold(len(present)))
-            sums = _Sums(each.terms.model_copy(update=changed), each, present, left, needed)
+            needed = max(minimum, threshold(len(clients)))
+            sums = _Sums(each.terms.model_copy(update=changed), each, present, left, needed, len(clients))
             total = total.plus(sums.bytes())
             if len(left) < needed:
                 break  # it is refused, and the round changes nothing
@@ -166,7 +164,7 @@ def bytes_of_sums(
 
 
 class _Sums:
-    """The exchanges of one mean, whose messages have zeros for what is drawn.
+    """The exchanges of one sum, whose messages have zeros for what is drawn.
 
     Args:
         terms: What it is made of.
@@ -174,6 +172,7 @@ class _Sums:
         asked: Who is asked for it.
         delivered: Whose updates come.
         needed: How many of them it needs.
+        known: How many clients the run has.
     """
 
     def __init__(
@@ -183,9 +182,10 @@ class _Sums:
         asked: Sequence[str],
         delivered: Sequence[str],
         needed: int,
+        known: int,
     ) -> None:
         self._terms, self._watched, self._needed = terms, watched, needed
-        self._names = names_of(terms)
+        self._name, self._known = terms.sum, known
         self._sites, self._left = sorted(asked), sorted(delivered)
         self._sealed = {site: SealedShares(site=site, sealed=_SEALED) for site in asked}
         self._open = {site: OpenShare(site=site, share=_BYTES_32) for site in asked}
@@ -194,47 +194,34 @@ class _Sums:
         """Returns what all exchanges take; of a sum that too few are left for those before it is refused."""
         present = len(self._sites)
         before = self._keys, self._shares, self._opened
-        up = sum(self._said(message, site) for message in before for site in self._sites)
+        up = sum(_said(message(site)) for message in before for site in self._sites)
         begin = frame.size(Plan(values=self._terms.model_dump(mode="json")))
-        down = present * (begin + self._told(self._roster))
-        down += sum(_told(self._of_each(self._delivery, site)) for site in self._sites)
+        down = present * (begin + _told(self._roster()))
+        down += sum(_told(self._delivery(site)) for site in self._sites)
         more_up, more_down = self._inputs()
         if len(self._left) >= self._needed:
-            up += sum(self._said(self._signature, site) for site in self._left)
-            down += len(self._left) * self._told(self._survivors)
-            for which, name in self._names.items():  # they are unmasked one after the other
-                down += len(self._left) * _told({which: self._proof(name)})
-                up += sum(_said({which: self._released(name, site)}) for site in self._left)
+            up += sum(_said(self._signature(site)) + _said(self._released(site)) for site in self._left)
+            survivors = Survivors(sum=self._name, sites=tuple(self._left))
+            down += len(self._left) * (_told(survivors) + _told(self._proof()))
         return SumBytes(up, down, more_up, more_down)
 
     def _inputs(self) -> tuple[float, float]:
         """Returns what masked updates, and the plans that shares come with, are larger than plain ones."""
         plan, masked = self._watched.plan, dict[str, torch.Tensor]()
-        agreed = {which: self._sharers(name) for which, name in self._names.items()}
-        for subject in subjects_of(self._terms, _BYTES_32).values():
-            for name, shape in subject.shapes.items():
-                masked[name] = packed(torch.empty(shape, dtype=RING, device="meta"), self._terms.ring)
+        for name, shape in subject_of(self._terms, _BYTES_32, _BYTES_32).shapes.items():
+            masked[name] = packed(torch.empty(shape, dtype=RING, device="meta"), self._terms.ring)
         up = sum(
-            frame.size(Update(masked, said_of(self._of_each(self._input, site)))) - self._watched.update_bytes
+            frame.size(Update(masked, said_of(MaskedInput(sum=self._name, site=site))))
+            - self._watched.update_bytes
             for site in self._left
         )
-        told = Plan(plan.tensors, {**said_of(agreed), "values": dict(plan.values)})
+        sharers = Sharers(sum=self._name, sites=tuple(self._sites))
+        told = Plan(plan.tensors, {**said_of(sharers), "values": dict(plan.values)})
         return up, len(self._sites) * float(frame.size(told) - frame.size(plan))
 
-    def _said(self, message: _Message, site: str) -> int:
-        """Returns the bytes of what a site says of all sums in one exchange."""
-        return _said(self._of_each(message, site))
-
-    def _of_each(self, message: _Message, site: str) -> dict[str, BaseModel]:
-        return {which: message(name, site) for which, name in self._names.items()}
-
-    def _told(self, message: Callable[[SumName], BaseModel]) -> int:
-        """Returns the bytes of what a site is told of all sums in one exchange."""
-        return _told({which: message(name) for which, name in self._names.items()})
-
-    def _keys(self, name: SumName, site: str) -> KeyBundle:
+    def _keys(self, site: str) -> KeyBundle:
         return KeyBundle(
-            sum=name,
+            sum=self._name,
             site=site,
             mask_key=_BYTES_32,
             share_key=_BYTES_32,
@@ -243,47 +230,40 @@ class _Sums:
             signature=_SIGNATURE,
         )
 
-    def _roster(self, name: SumName) -> Roster:
-        bundles = tuple(self._keys(name, site) for site in self._sites)
-        return Roster(sum=name, threshold=threshold(len(bundles)), bundles=bundles)
+    def _roster(self) -> Roster:
+        bundles = tuple(self._keys(site) for site in self._sites)
+        return Roster(sum=self._name, threshold=threshold(max(self._known, len(bundles))), bundles=bundles)
 
     def _others(self, site: str) -> tuple[SealedShares, ...]:
         return tuple(self._sealed[other] for other in self._sites if other != site)
 
-    def _shares(self, name: SumName, site: str) -> SentShares:
-        return SentShares(sum=name, site=site, context=_BYTES_32, shares=self._others(site), distrusted=())
+    def _shares(self, site: str) -> SentShares:
+        return SentShares(
+            sum=self._name, site=site, context=_BYTES_32, shares=self._others(site), distrusted=()
+        )
 
-    def _delivery(self, name: SumName, site: str) -> DeliveredShares:
-        return DeliveredShares(sum=name, site=site, shares=self._others(site))
+    def _delivery(self, site: str) -> DeliveredShares:
+        return DeliveredShares(sum=self._name, site=site, shares=self._others(site))
 
-    def _opened(self, name: SumName, site: str) -> OpenedShares:
-        return OpenedShares(sum=name, site=site, unopened=())
+    def _opened(self, site: str) -> OpenedShares:
+        return OpenedShares(sum=self._name, site=site, unopened=())
 
-    def _sharers(self, name: SumName) -> Sharers:
-        return Sharers(sum=name, sites=tuple(self._sites))
+    def _signature(self, site: str) -> ConsistencySignature:
+        return ConsistencySignature(sum=self._name, site=site, transcript=_BYTES_32, signature=_SIGNATURE)
 
-    def _input(self, name: SumName, site: str) -> MaskedInput:
-        return MaskedInput(sum=name, site=site)
+    def _proof(self) -> ConsistencyProof:
+        signatures = tuple(self._signature(site) for site in self._left)
+        return ConsistencyProof(sum=self._name, signatures=signatures)
 
-    def _survivors(self, name: SumName) -> Survivors:
-        return Survivors(sum=name, sites=tuple(self._left))
-
-    def _signature(self, name: SumName, site: str) -> ConsistencySignature:
-        return ConsistencySignature(sum=name, site=site, transcript=_BYTES_32, signature=_SIGNATURE)
-
-    def _proof(self, name: SumName) -> ConsistencyProof:
-        signatures = tuple(self._signature(name, site) for site in self._left)
-        return ConsistencyProof(sum=name, signatures=signatures)
-
-    def _released(self, name: SumName, site: str) -> ReleasedShares:
+    def _released(self, site: str) -> ReleasedShares:
         survivors = tuple(self._open[each] for each in self._left)
         lost = tuple(self._open[each] for each in self._sites if each not in set(self._left))
-        return ReleasedShares(sum=name, site=site, self_masks=survivors, mask_keys=lost)
+        return ReleasedShares(sum=self._name, site=site, self_masks=survivors, mask_keys=lost)
 
 
-def _said(said: Mapping[str, BaseModel]) -> int:
+def _said(said: BaseModel) -> int:
     return frame.size(Update({}, said_of(said)))
 
 
-def _told(said: Mapping[str, BaseModel]) -> int:
+def _told(said: BaseModel) -> int:
     return frame.size(Plan(values=said_of(said)))

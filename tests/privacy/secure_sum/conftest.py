@@ -1,4 +1,4 @@
-"""Fixtures of masked sums between five sites, of which one keeps a real record of its attempts."""
+"""Fixtures of masked sums between five sites, of which one keeps a real record of what it has released."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from secure_federation import SITES, Federation
 
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.messages import ConsistencyProof, ReleasedShares
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def attempts(tmp_path: Path) -> Mapping[str, SumAttempts]:
-    return {SITES[0]: SumAttempts(tmp_path / "sums.sqlite")}
+def guards(tmp_path: Path) -> Mapping[str, ReleaseGuard]:
+    return {SITES[0]: ReleaseGuard(tmp_path / "site.sqlite", SITES[0])}
 
 
 @pytest.fixture
-def federation(tmp_path: Path, attempts: Mapping[str, SumAttempts]) -> Federation:
-    return Federation(SITES[:5], tmp_path / "sum", attempts=attempts)
+def federation(tmp_path: Path, guards: Mapping[str, ReleaseGuard]) -> Federation:
+    return Federation(SITES[:5], tmp_path / "sum", guards=guards)

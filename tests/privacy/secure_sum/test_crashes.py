@@ -6,21 +6,18 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from secure_federation import NAME, SITES, Federation, equal
+from secure_federation import NAME, SITES, SUBJECT, Federation, equal
 
 from fedstrata.core.errors import FrameError
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
+from fedstrata.core.site_database import SiteDatabaseError
 from fedstrata.privacy.secure_sum.messages import ReleasedShares
-from fedstrata.privacy.secure_sum.refusals import (
-    AlreadyReleased,
-    AttemptNotHigher,
-    AttemptsDamaged,
-    OutOfOrder,
-)
+from fedstrata.privacy.secure_sum.refusals import AlreadyReleased, AttemptNotHigher, OutOfOrder
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
 from fedstrata.wire.frame import Frame
 
@@ -38,15 +35,14 @@ def killing(
     write: Callable[[Frame, Path], None], last: int, *, before: bool
 ) -> Callable[[Frame, Path], None]:
     """A way to write frames of which one is the last, done or not done."""
-    count = 0
+    numbers = count(1)
 
     def killed(frame: Frame, path: Path) -> None:
-        nonlocal count
-        count += 1
-        if before and count == last:
+        number = next(numbers)
+        if before and number == last:
             raise Killed
         write(frame, path)
-        if count == last:
+        if number == last:
             raise Killed
 
     return killed
@@ -143,66 +139,44 @@ def in_a_child(work: Callable[[], object], statements: int, monkeypatch: pytest.
     return code == 0
 
 
-@pytest.mark.parametrize("statements", range(8))
+def guard_in(path: Path) -> ReleaseGuard:
+    return ReleaseGuard(path, FIVE[0])
+
+
 def test_a_site_killed_at_any_statement_never_forgets_a_share_that_left(
-    statements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts = SumAttempts(tmp_path / "sums.sqlite")
-    attempts.begin(NAME)
-    if in_a_child(lambda: attempts.release(NAME), statements, monkeypatch):
-        with pytest.raises(AlreadyReleased):
-            attempts.begin(NEXT)
-    else:
-        attempts.begin(NEXT)  # no share left
+    for statements in count():
+        guard = guard_in(tmp_path / f"{statements}.sqlite")
+        guard.begin(NAME)
+        done = in_a_child(lambda: guard.release(NAME, SUBJECT.plan, FIVE), statements, monkeypatch)  # noqa: B023
+        guard.begin(NEXT)
+        if done:
+            with pytest.raises(AlreadyReleased):
+                guard.release(NEXT, SUBJECT.plan, FIVE[:4])
+            break
+        guard.release(NEXT, SUBJECT.plan, FIVE[:4])  # no share left
+    assert statements > len(("PRAGMA", "BEGIN", "INSERT", "COMMIT"))
 
 
-@pytest.mark.parametrize("statements", range(8))
 def test_a_site_killed_at_any_statement_never_begins_an_attempt_twice(
-    statements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts = SumAttempts(tmp_path / "sums.sqlite")
-    if in_a_child(lambda: attempts.begin(NAME), statements, monkeypatch):
-        with pytest.raises(AttemptNotHigher):
-            attempts.begin(NAME)
-    else:
-        attempts.begin(NAME)
-
-
-@pytest.mark.parametrize("statements", range(10))
-def test_sums_that_begin_together_are_taken_down_all_or_none(
-    statements: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempts = SumAttempts(tmp_path / "sums.sqlite")
-    names = NAME, NAME.model_copy(update={"handler": "train/saturated"})
-
-    def begin() -> None:
-        with attempts.together():
-            for name in names:
-                attempts.begin(name)
-
-    if in_a_child(begin, statements, monkeypatch):
-        for name in names:
+    for statements in count():
+        guard = guard_in(tmp_path / f"{statements}.sqlite")
+        done = in_a_child(lambda: guard.begin(NAME), statements, monkeypatch)  # noqa: B023
+        if done:
             with pytest.raises(AttemptNotHigher):
-                attempts.begin(name)
-    else:
-        begin()
-
-
-def test_a_sum_that_may_not_begin_keeps_the_others_from_beginning(tmp_path: Path) -> None:
-    attempts = SumAttempts(tmp_path / "sums.sqlite")
-    other = NAME.model_copy(update={"handler": "train/saturated"})
-    attempts.begin(NAME)
-    with pytest.raises(AttemptNotHigher), attempts.together():
-        attempts.begin(other)
-        attempts.begin(NAME)
-    attempts.begin(other)
+                guard.begin(NAME)
+            break
+        guard.begin(NAME)
+    assert statements > len(("PRAGMA", "BEGIN", "INSERT", "COMMIT"))
 
 
 def test_a_site_killed_before_its_shares_arrive_has_released_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attempts = {SITES[0]: SumAttempts(tmp_path / "sums.sqlite")}
-    federation = Federation(FIVE, tmp_path / "sum", attempts=attempts)
+    federation = Federation(FIVE, tmp_path / "sum", guards={FIVE[0]: guard_in(tmp_path / "site.sqlite")})
     unmasking = federation.masked_sum()
     federation.consistency(unmasking)
 
@@ -212,25 +186,26 @@ def test_a_site_killed_before_its_shares_arrive_has_released_them(
     monkeypatch.setattr("fedstrata.privacy.secure_sum.client.ReleasedShares", killed)
     with pytest.raises(Killed):
         federation.unmask(unmasking)
+    guard = guard_in(tmp_path / "site.sqlite")
+    guard.begin(NEXT)
     with pytest.raises(AlreadyReleased):
-        SumAttempts(tmp_path / "sums.sqlite").begin(NEXT)
+        guard.release(NEXT, SUBJECT.plan, FIVE[:4])
+    guard.release(NEXT, SUBJECT.plan, FIVE)
 
 
 def test_a_record_that_cannot_be_read_lets_no_sum_begin(tmp_path: Path) -> None:
-    attempts = SumAttempts(tmp_path / "sums.sqlite")
-    attempts.begin(NAME)
-    (tmp_path / "sums.sqlite").write_bytes(b"no database" * 1000)
-    for work in (attempts.begin, attempts.release):
-        with pytest.raises(AttemptsDamaged, match=r"sums\.sqlite .* without it no sum is safe"):
-            work(NEXT)
+    guard = guard_in(tmp_path / "site.sqlite")
+    guard.begin(NAME)
+    (tmp_path / "site.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(SiteDatabaseError):
+        guard.begin(NEXT)
+    with pytest.raises(SiteDatabaseError):
+        guard.require_same(NAME, SUBJECT.plan, FIVE)
+    with pytest.raises(SiteDatabaseError):
+        guard.release(NAME, SUBJECT.plan, FIVE)
 
 
-def test_shares_of_a_sum_that_never_began_do_not_leave(tmp_path: Path) -> None:
-    with pytest.raises(AttemptNotHigher, match="no share leaves"):
-        SumAttempts(tmp_path / "sums.sqlite").release(NAME)
-
-
-def test_what_is_taken_down_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_recorded_survives_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite syncs file and folder before a transaction ends, and it has ended when the method returns."""
     said: list[str] = []
 
@@ -243,8 +218,12 @@ def test_what_is_taken_down_survives_a_power_cut(tmp_path: Path, monkeypatch: py
 
     connect = sqlite3.connect
     monkeypatch.setattr(sqlite3, "connect", lambda *a, **named: connect(*a, **named, factory=Listening))
-    attempts = SumAttempts(tmp_path / "sums.sqlite")
-    for work in (attempts.begin, attempts.release):
+    guard = guard_in(tmp_path / "site.sqlite")
+    for work in (
+        lambda: guard.begin(NAME),
+        lambda: guard.release(NAME, SUBJECT.plan, FIVE),
+        lambda: guard.trained_on("aa" * 32),
+    ):
         said.clear()
-        work(NAME)
+        work()
         assert said[-1] == "COMMIT"

@@ -32,12 +32,10 @@ def subsets(sites: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
 
 def outcome(sites: tuple[str, ...], lost: Mapping[str, tuple[str, ...]]) -> tuple[str, ...] | None:
     """Whose sum has to come out; none if too few are left anywhere."""
-    left = [site for site in sites if site not in lost.get("keys", ())]
-    needed = threshold(len(left))
-    if len(left) < 3:
-        return None
+    left = list(sites)
+    needed = threshold(len(sites))
     survivors: tuple[str, ...] = ()
-    for exchange in EXCHANGES[1:]:
+    for exchange in EXCHANGES:
         left = [site for site in left if site not in lost.get(exchange, ())]
         if len(left) < max(3, needed):
             return None

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from secure_federation import IDENTITIES, LOCK, NAME, SITES, SUBJECT, Federation, ring_input
+from secure_federation import IDENTITIES, NAME, SITES, SUBJECT, Federation, equal, lock_of, ring_input
 
 from fedstrata.core.errors import FrameError
 from fedstrata.privacy.identity import Identity
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.messages import (
     KeyBundle,
+    ReleasedShares,
     Roster,
     Sharers,
     Survivors,
@@ -32,13 +32,14 @@ from fedstrata.privacy.secure_sum.refusals import (
     WrongSum,
     WrongThreshold,
 )
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
+from fedstrata.privacy.secure_sum.server import SumServer
 from fedstrata.privacy.secure_sum.shares import threshold
-from fedstrata.privacy.secure_sum.transcript import Subject, signed_keys
+from fedstrata.privacy.secure_sum.transcript import signed_keys
 
 FIVE = SITES[:5]
 VICTIM, PEER = FIVE[0], FIVE[1]
 NEXT = NAME.model_copy(update={"attempt": 1})
-OTHER_SUBJECT = Subject(model="cc" * 32, plan=SUBJECT.plan, shapes=SUBJECT.shapes)
 
 
 def with_bundle(roster: Roster, bundle: KeyBundle) -> Roster:
@@ -50,7 +51,7 @@ def with_bundle(roster: Roster, bundle: KeyBundle) -> Roster:
 
 def with_bundles(roster: Roster, bundles: list[KeyBundle], needed: int | None = None) -> Roster:
     ordered = tuple(sorted(bundles, key=lambda each: each.site))
-    return Roster(sum=roster.sum, threshold=needed or threshold(len(ordered)), bundles=ordered)
+    return Roster(sum=roster.sum, threshold=needed or roster.threshold, bundles=ordered)
 
 
 def signed_by(identity: Identity, bundle: KeyBundle, **changed: Any) -> KeyBundle:
@@ -93,8 +94,8 @@ def lowered_threshold(roster: Roster) -> Roster:
     return with_bundles(roster, list(roster.bundles), threshold(5) - 1)
 
 
-def raised_threshold(roster: Roster) -> Roster:
-    return with_bundles(roster, list(roster.bundles), 5)
+def threshold_of_more_than_there_are(roster: Roster) -> Roster:
+    return with_bundles(roster, list(roster.bundles), 6)
 
 
 def replayed_keys(roster: Roster) -> Roster:
@@ -138,7 +139,7 @@ OF_SITES = (ForgedKeys, UnpinnedSite, ReplayedKeys)
         (key_of_low_order, ForgedKeys),
         (sybils, UnpinnedSite),
         (lowered_threshold, WrongThreshold),
-        (raised_threshold, WrongThreshold),
+        (threshold_of_more_than_there_are, WrongThreshold),
         (replayed_keys, ReplayedKeys),
         (keys_renamed_after_signing, ForgedKeys),
         (without_the_victim, RosterChanged),
@@ -151,9 +152,9 @@ def test_a_roster_that_does_not_hide_is_refused(
     script: Callable[[Roster], Roster],
     refusal: type[Exception],
     tmp_path: Path,
-    attempts: Mapping[str, SumAttempts],
+    guards: Mapping[str, ReleaseGuard],
 ) -> None:
-    federation = Federation(FIVE, tmp_path / "sum", attempts=attempts, minimum=4)
+    federation = Federation(FIVE, tmp_path / "sum", guards=guards, minimum=4)
     roster = federation.keys()
     victim = federation.clients[VICTIM]
     if refusal in OF_SITES:
@@ -170,6 +171,68 @@ def test_a_roster_that_does_not_hide_is_refused(
     assert len(victim.shares(roster).shares) == 4, "the true one is answered still"
 
 
+SEVEN = SITES[:7]
+
+
+def lying_of_the_number_of_sites(sites: Sequence[str], said: int, folder: Path) -> Federation:
+    """A server that asks some of the sites alone, and takes the threshold from a number of its choice."""
+    federation = Federation(sites, folder, known=SEVEN)
+    federation.server = SumServer(NAME, SUBJECT, known=said)
+    return federation
+
+
+@pytest.mark.parametrize(
+    ("asked", "said", "refusal"),
+    [
+        (3, 3, TooFewSites),
+        (4, 4, TooFewSites),
+        (5, 5, WrongThreshold),
+        (6, 5, None),
+        (7, 5, None),
+        (5, 7, None),
+    ],
+)
+def test_the_threshold_follows_from_the_lock_of_each_site_and_not_from_the_roster(
+    asked: int, said: int, refusal: type[Exception] | None, tmp_path: Path, released: list[ReleasedShares]
+) -> None:
+    """With two of seven sites on its side the server asks the victim and those two alone."""
+    federation = lying_of_the_number_of_sites(SEVEN[:asked], said, tmp_path / "sum")
+    if refusal is None:
+        assert equal(federation.run(), SEVEN[:asked])
+        return
+    with pytest.raises(refusal):
+        federation.run()
+    assert not released
+
+
+@pytest.mark.parametrize("needed", range(3, 8))
+def test_a_threshold_below_the_own_one_is_refused(needed: int, tmp_path: Path) -> None:
+    """With t shares of n, sites that lie have to be 2t - n to unmask a single update."""
+    federation = Federation(SEVEN, tmp_path / "sum")
+    roster = federation.keys()
+    victim, asked = federation.clients[VICTIM], with_bundles(roster, list(roster.bundles), needed)
+    if needed < threshold(7):
+        with pytest.raises(WrongThreshold):
+            victim.shares(asked)
+        with pytest.raises(OutOfOrder):
+            victim.sign(Survivors(sum=NAME, sites=SEVEN))
+    else:
+        assert len(victim.shares(asked).shares) == 6
+
+
+def test_a_higher_threshold_is_kept_to_the_end(tmp_path: Path) -> None:
+    """A server that knows more sites than a lock has asks for more shares, and five of them it needs."""
+    federation = Federation(FIVE, tmp_path / "sum")
+    federation.server = SumServer(NAME, SUBJECT, known=7)
+    unmasking = federation.masked_sum()
+    federation.consistency(unmasking)
+    with pytest.raises(OutOfOrder):
+        federation.unmask(unmasking, lost=FIVE[4:])
+    assert unmasking.proof is not None
+    unmasking.take(federation.clients[FIVE[4]].unmask(unmasking.proof))
+    assert equal(unmasking.finish(), FIVE)
+
+
 def test_a_second_roster_is_refused(federation: Federation) -> None:
     roster = federation.keys()
     federation.clients[VICTIM].shares(roster)
@@ -180,7 +243,7 @@ def test_a_second_roster_is_refused(federation: Federation) -> None:
 
 def test_a_site_that_its_own_lock_has_not_takes_no_part(federation: Federation) -> None:
     with pytest.raises(UnpinnedSite, match="write its own public half there"):
-        SumClient(NAME, VICTIM, IDENTITIES[PEER], LOCK, SUBJECT, federation.attempts[VICTIM])
+        SumClient(NAME, VICTIM, IDENTITIES[PEER], lock_of(FIVE), SUBJECT, federation.guards[VICTIM])
 
 
 @pytest.mark.parametrize(

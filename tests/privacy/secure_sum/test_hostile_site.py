@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedstrata.privacy.secure_sum.messages import KeyBundle, ReleasedShares, Sha
 from fedstrata.privacy.secure_sum.refusals import SharesDoNotFit, TooFewSites, TranscriptMismatch
 from fedstrata.privacy.secure_sum.server import left_out
 from fedstrata.privacy.secure_sum.shares import SECRET_BYTES, split
-from fedstrata.privacy.secure_sum.transcript import Subject, signed_keys
+from fedstrata.privacy.secure_sum.transcript import signed_keys
 
 FIVE = SITES[:5]
 LIAR = FIVE[2]
@@ -66,16 +66,18 @@ def test_shares_that_are_none_are_not_delivered(federation: Federation) -> None:
     assert list(federation.unusable) == [LIAR]
 
 
-def test_a_site_with_another_model_is_found_before_anybody_masks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["agreed", "model", "plan"])
+def test_a_site_with_other_settings_or_model_is_found_before_anybody_masks(
+    field: str, tmp_path: Path
+) -> None:
     """It may be an honest one; with its masks in it the sum of the others would be none."""
-    other = Subject("cc" * 32, SUBJECT.plan, SUBJECT.shapes)
-    federation = Federation(FIVE, tmp_path / "sum", subjects={LIAR: other})
+    federation = Federation(FIVE, tmp_path / "sum", subjects={LIAR: replace(SUBJECT, **{field: "cc" * 32})})
     assert equal(federation.run(), HONEST)
     assert isinstance(federation.unusable[LIAR], TranscriptMismatch)
 
 
 def test_sites_of_which_no_group_is_large_enough_are_all_named(tmp_path: Path) -> None:
-    other = Subject("cc" * 32, SUBJECT.plan, SUBJECT.shapes)
+    other = replace(SUBJECT, model="cc" * 32)
     federation = Federation(FIVE, tmp_path / "sum", subjects={FIVE[0]: other, FIVE[1]: other})
     with pytest.raises(TranscriptMismatch, match=f"{FIVE[0]}, {FIVE[1]} | {FIVE[2]}, {FIVE[3]}, {FIVE[4]}"):
         federation.run()
@@ -133,7 +135,7 @@ def test_who_deals_shares_of_other_secrets_is_named(
     def false(roster: Any) -> Any:
         with monkeypatch.context() as patched:
             patched.setattr(
-                secure_client, "split", lambda _, count: split(secrets.token_bytes(SECRET_BYTES), count)
+                secure_client, "split", lambda _, *of: split(secrets.token_bytes(SECRET_BYTES), *of)
             )
             return shares(roster)
 
@@ -203,7 +205,8 @@ def test_all_honest_sites_name_who_sent_false_keys(
     sent = {site: federation.clients[site].shares(roster) for site in HONEST}
     assert {each.distrusted for each in sent.values()} == {(LIAR,)}
     assert left_out({site: each.distrusted for site, each in sent.items()}, 5) == {LIAR}
-    again = Federation(HONEST, federation.folder, NAME.model_copy(update={"attempt": 1}), federation.attempts)
+    later = NAME.model_copy(update={"attempt": 1})
+    again = Federation(HONEST, federation.folder, later, federation.guards, known=FIVE)
     assert equal(again.run(), HONEST)
 
 

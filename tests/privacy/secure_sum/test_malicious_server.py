@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 from secure_federation import NAME, SITES, SUBJECT, Federation, equal
 
 from fedstrata.core.errors import FrameError
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.messages import (
     ConsistencyProof,
     ConsistencySignature,
@@ -23,17 +23,17 @@ from fedstrata.privacy.secure_sum.refusals import (
     AttemptNotHigher,
     BothShares,
     OutOfOrder,
+    RoundNotNew,
     TooFewSignatures,
     TooFewSites,
     TranscriptMismatch,
     WrongSum,
 )
-from fedstrata.privacy.secure_sum.transcript import Subject
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 
 FIVE = SITES[:5]
 VICTIM, PEER = FIVE[0], FIVE[1]
 NEXT = NAME.model_copy(update={"attempt": 1})
-OTHER_SUBJECT = Subject(model="cc" * 32, plan=SUBJECT.plan, shapes=SUBJECT.shapes)
 
 
 def survivors_of(*sites: str) -> Survivors:
@@ -51,13 +51,14 @@ def signed(
     return [federation.clients[site].sign(survivors) for site in sites]
 
 
-def require_unreleased(attempts: Mapping[str, SumAttempts]) -> None:
-    """The victim has not taken down that a share left: it begins another attempt."""
-    attempts[VICTIM].begin(NEXT)
+def require_unreleased(guards: Mapping[str, ReleaseGuard]) -> None:
+    """The victim has not recorded that a share left: it releases the same with other sites."""
+    guards[VICTIM].begin(NEXT)
+    guards[VICTIM].release(NEXT, SUBJECT.plan, FIVE[:4])
 
 
 def test_two_sets_of_survivors_give_no_share(
-    federation: Federation, released: list[ReleasedShares], attempts: Mapping[str, SumAttempts]
+    federation: Federation, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
 ) -> None:
     federation.masked_sum()
     one, other = survivors_of(*FIVE), survivors_of(*FIVE[:4])
@@ -70,7 +71,7 @@ def test_two_sets_of_survivors_give_no_share(
     with pytest.raises(TranscriptMismatch):
         federation.clients[FIVE[3]].unmask(proof_of(*first, *second))
     assert not released
-    require_unreleased(attempts)
+    require_unreleased(guards)
 
 
 def test_both_shares_of_a_site_never_leave(federation: Federation, released: list[ReleasedShares]) -> None:
@@ -91,12 +92,12 @@ def test_both_shares_of_a_site_never_leave(federation: Federation, released: lis
 
 
 def test_a_replayed_signature_is_none(
-    tmp_path: Path, released: list[ReleasedShares], attempts: Mapping[str, SumAttempts]
+    tmp_path: Path, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
 ) -> None:
-    earlier = Federation(FIVE, tmp_path / "earlier", attempts=attempts)
+    earlier = Federation(FIVE, tmp_path / "earlier", guards=guards)
     earlier.masked_sum()
     old = signed(earlier, survivors_of(*FIVE), FIVE)
-    later = Federation(FIVE, tmp_path / "later", NEXT, attempts)
+    later = Federation(FIVE, tmp_path / "later", NEXT, guards)
     later.masked_sum()
     now = Survivors(sum=NEXT, sites=FIVE)
     new = signed(later, now, FIVE)
@@ -126,11 +127,12 @@ def test_enough_signatures_of_others_are_not_enough_without_ones_own(
     assert not released
 
 
-@pytest.mark.parametrize("subject", [OTHER_SUBJECT, Subject(SUBJECT.model, "dd" * 32, SUBJECT.shapes)])
-def test_a_split_model_or_plan_is_found_before_a_share_leaves(
-    subject: Subject, tmp_path: Path, released: list[ReleasedShares], attempts: Mapping[str, SumAttempts]
+@pytest.mark.parametrize("field", ["agreed", "model", "plan"])
+def test_split_settings_a_split_model_or_plan_are_found_before_a_share_leaves(
+    field: str, tmp_path: Path, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
 ) -> None:
-    federation = Federation(FIVE, tmp_path / "sum", attempts=attempts, subjects={VICTIM: subject})
+    subjects = {VICTIM: replace(SUBJECT, **{field: "cc" * 32})}
+    federation = Federation(FIVE, tmp_path / "sum", guards=guards, subjects=subjects)
     federation.server.unusable = lambda sent: {}  # type: ignore[method-assign] # it does not look
     federation.masked_sum()
     signatures = signed(federation, survivors_of(*FIVE), FIVE)
@@ -144,13 +146,13 @@ def test_a_split_model_or_plan_is_found_before_a_share_leaves(
     with pytest.raises(TooFewSignatures):
         federation.clients[VICTIM].unmask(proof_of(*signatures[:1]))
     assert not released
-    require_unreleased(attempts)
+    require_unreleased(guards)
 
 
 def test_too_few_survivors_are_not_signed(
-    tmp_path: Path, released: list[ReleasedShares], attempts: Mapping[str, SumAttempts]
+    tmp_path: Path, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
 ) -> None:
-    federation = Federation(FIVE, tmp_path / "sum", attempts=attempts, minimum=5)
+    federation = Federation(FIVE, tmp_path / "sum", guards=guards, minimum=5)
     federation.masked_sum()
     with pytest.raises(TooFewSites, match="needs 5 sites here and 4 sent their updates"):
         federation.clients[VICTIM].sign(survivors_of(*FIVE[:4]))
@@ -168,36 +170,118 @@ def test_three_survivors_are_too_few_for_a_threshold_of_four(federation: Federat
         federation.clients[VICTIM].sign(survivors_of(*FIVE[:3]))
 
 
-def test_a_crash_claimed_after_unmasking_gets_no_second_sum(
-    federation: Federation, tmp_path: Path, released: list[ReleasedShares]
+OTHER_NAMES: list[dict[str, Any]] = [
+    {"attempt": 1},
+    {"round": 4},
+    {"handler": "other"},
+    {"call": 1},
+    {"run": "b"},
+]
+
+
+@pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
+@pytest.mark.parametrize("lost", [{"keys": FIVE[4:]}, {"input": FIVE[4:]}], ids=["asked", "survived"])
+def test_the_same_without_one_site_is_refused_under_any_name(
+    lost: Mapping[str, tuple[str, ...]],
+    change: dict[str, Any],
+    federation: Federation,
+    tmp_path: Path,
+    released: list[ReleasedShares],
 ) -> None:
+    """A server claims a crash, another round or another run: the difference would be the fifth's input."""
     assert equal(federation.run(), FIVE)
-    count = len(released)
-    for number, name in enumerate((NEXT, NAME, NAME.model_copy(update={"attempt": 7}))):
-        again = Federation(FIVE[:4], tmp_path / f"again-{number}", name, federation.attempts)
-        with pytest.raises(AlreadyReleased, match="the difference of two sums would be one site's input"):
-            again.keys()
+    count, name = len(released), NAME.model_copy(update=change)
+    again = Federation(FIVE, tmp_path / "again", name, federation.guards)
+    unmasking = again.masked_sum(lost)
+    again.consistency(unmasking)
+    with pytest.raises(AlreadyReleased):
+        again.unmask(unmasking)
     assert len(released) == count
 
 
-@pytest.mark.parametrize(
-    "change", [{"round": 4}, {"handler": "train/weights"}, {"call": 1}, {"run": "another"}]
-)
-def test_other_sums_go_on_after_a_release(
+@pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
+def test_the_same_without_one_site_is_refused_before_anything_is_masked(
+    change: dict[str, Any], federation: Federation, tmp_path: Path
+) -> None:
+    federation.run()
+    name = NAME.model_copy(update=change)
+    again = Federation(FIVE[:4], tmp_path / "again", name, federation.guards, known=FIVE)
+    sharers = again.delivery(again.shares(again.keys()))
+    with pytest.raises(AlreadyReleased):
+        again.clients[VICTIM].require_new(SUBJECT.plan, sharers)
+
+
+def test_a_sum_is_of_what_the_site_recognises_and_not_of_the_plan_s_name_alone(
+    federation: Federation, tmp_path: Path, released: list[ReleasedShares]
+) -> None:
+    """The terms of a plan have the sum's name in them; what a site trains on has not."""
+    content, rest = "ee" * 32, {FIVE[4]: ReleaseGuard(tmp_path / "fifth.sqlite", FIVE[4])}
+    sharers = federation.delivery(federation.shares(federation.keys()))
+    federation.clients[VICTIM].require_new(content, sharers)
+    unmasking = federation.inputs(sharers)
+    federation.consistency(unmasking)
+    federation.unmask(unmasking)
+    count, other = len(released), replace(SUBJECT, plan="dd" * 32)
+    later = Federation(
+        FIVE,
+        tmp_path / "later",
+        NAME.model_copy(update={"round": 4}),
+        {**federation.guards, **rest},
+        subject=other,
+    )
+    sharers = later.delivery(later.shares(later.keys()))
+    later.clients[VICTIM].require_new(content, sharers)
+    unmasking = later.inputs(sharers, lost=FIVE[3:4])
+    later.consistency(unmasking)
+    with pytest.raises(AlreadyReleased):
+        later.unmask(unmasking)
+    assert len(released) == count
+
+
+@pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
+def test_the_same_with_the_same_sites_may_be_summed_again(
     change: dict[str, Any], federation: Federation, tmp_path: Path
 ) -> None:
     federation.run()
     name = SumName.model_validate({**NAME.model_dump(), **change})
-    assert equal(Federation(FIVE, tmp_path / "next", name, federation.attempts).run(), FIVE)
+    assert equal(Federation(FIVE, tmp_path / "next", name, federation.guards).run(), FIVE)
+
+
+@pytest.mark.parametrize("change", OTHER_NAMES[1:], ids=str)
+def test_something_else_may_be_summed_with_fewer_sites(
+    change: dict[str, Any], federation: Federation, tmp_path: Path
+) -> None:
+    federation.run()
+    name, other = NAME.model_copy(update=change), replace(SUBJECT, plan="dd" * 32)
+    later = Federation(FIVE, tmp_path / "next", name, federation.guards, subject=other)
+    assert equal(later.run({"input": FIVE[4:]}), FIVE[:4])
+
+
+def test_something_else_under_a_released_name_is_refused(
+    federation: Federation, tmp_path: Path, released: list[ReleasedShares]
+) -> None:
+    federation.run()
+    count, other = len(released), replace(SUBJECT, plan="dd" * 32)
+    again = Federation(FIVE, tmp_path / "again", NEXT, federation.guards, subject=other)
+    with pytest.raises(AlreadyReleased):
+        again.run()
+    assert len(released) == count
+
+
+def test_an_earlier_round_does_not_begin(federation: Federation, tmp_path: Path) -> None:
+    federation.run()
+    earlier = NAME.model_copy(update={"round": NAME.round - 1, "attempt": 9})
+    with pytest.raises(RoundNotNew):
+        Federation(FIVE, tmp_path / "earlier", earlier, federation.guards).keys()
 
 
 def test_an_attempt_that_is_not_higher_is_refused(federation: Federation, tmp_path: Path) -> None:
     federation.keys()
-    Federation(FIVE, tmp_path / "two", NAME.model_copy(update={"attempt": 2}), federation.attempts).keys()
+    Federation(FIVE, tmp_path / "two", NAME.model_copy(update={"attempt": 2}), federation.guards).keys()
     for attempt in (0, 1, 2):
         name = NAME.model_copy(update={"attempt": attempt})
         with pytest.raises(AttemptNotHigher, match="must have a higher number"):
-            Federation(FIVE, tmp_path / "again", name, federation.attempts).keys()
+            Federation(FIVE, tmp_path / "again", name, federation.guards).keys()
 
 
 def test_an_older_session_releases_nothing_once_a_newer_attempt_has_begun(
@@ -205,7 +289,7 @@ def test_an_older_session_releases_nothing_once_a_newer_attempt_has_begun(
 ) -> None:
     unmasking = federation.masked_sum()
     federation.consistency(unmasking)
-    newer = Federation(FIVE, tmp_path / "newer", NEXT, federation.attempts)
+    newer = Federation(FIVE, tmp_path / "newer", NEXT, federation.guards)
     assert equal(newer.run(), FIVE)
     count = len(released)
     with pytest.raises(AttemptNotHigher, match="no share leaves"):

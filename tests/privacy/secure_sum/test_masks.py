@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -113,11 +114,13 @@ def roster_of(*bundles: KeyBundle, sum: object = NAME, threshold: int = 3) -> Ro
         {"handler": "train/weights"},
         {"call": 1},
         {"attempt": 1},
+        {"agreed": "cc" * 32},
         {"model": "cc" * 32},
         {"plan": "cc" * 32},
         {"shapes": {"w": (3, 5), "b": (7,), "empty": (0, 2)}},
         {"shapes": {"v": (5, 3), "b": (7,), "empty": (0, 2)}},
         {"shapes": {"b": (7,), "w": (5, 3), "empty": (0, 2)}},
+        {"threshold": 2},
         {"site": "d"},
         {"mask_key": "aa"},
         {"share_key": "aa"},
@@ -129,20 +132,21 @@ def roster_of(*bundles: KeyBundle, sum: object = NAME, threshold: int = 3) -> Ro
 def test_everything_that_sites_have_to_agree_on_changes_the_context(changed: dict[str, object]) -> None:
     name = NAME.model_copy(update={k: v for k, v in changed.items() if hasattr(NAME, k)})
     subject = Subject(
-        **{k: changed.get(k, getattr(SUBJECT, k)) for k in ("model", "plan", "shapes")}  # type: ignore[arg-type]
+        **{k: changed.get(k, getattr(SUBJECT, k)) for k in ("agreed", "model", "plan", "shapes")}  # type: ignore[arg-type]
     )
     keys = {k: str(v) for k, v in changed.items() if k.endswith(("_key", "_head", "_commitment"))}
     bundles = [bundle_of("a"), bundle_of("b"), bundle_of(str(changed.get("site", "c")), **keys)]
     usual = context_of(SUBJECT, roster_of(*map(bundle_of, "abc")))
     assert usual == context_of(SUBJECT, roster_of(*map(bundle_of, "abc")))
-    assert context_of(subject, roster_of(*bundles, sum=name)) != usual
+    roster = roster_of(*bundles, sum=name, threshold=int(str(changed.get("threshold", 3))))
+    assert context_of(subject, roster) != usual
 
 
 def test_a_site_with_another_model_spoils_the_sum_and_reveals_nothing(
     tmp_path: Path,
 ) -> None:
     """Without signatures, too: masks of the odd site do not cancel, so the sum is noise."""
-    other = Subject(model="cc" * 32, plan=SUBJECT.plan, shapes=SUBJECT.shapes)
+    other = replace(SUBJECT, model="cc" * 32)
     federation = Federation(SITES[:3], tmp_path / "sum", subjects={SITES[0]: other})
     federation.server.unusable = lambda sent: {}  # type: ignore[method-assign] # such a server does not look
     unmasking = federation.masked_sum()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import torch
 from secure_federation import NAME
@@ -12,14 +14,18 @@ from fedstrata.core.types import Update
 from fedstrata.privacy.randomness import SeededRandomness
 from fedstrata.privacy.secure_sum.mean import (
     CUT,
+    LOSS,
     WEIGHT,
+    WIDER,
+    WIDEST,
+    SummedMean,
     SummedUpdate,
     mean_from,
-    require_unsaturated,
-    subjects_of,
+    subject_of,
 )
-from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor
-from fedstrata.privacy.secure_sum.refusals import TooManySaturated, WrongSum
+from fedstrata.privacy.secure_sum.messages import RING, MeanTerms, NoiseTerms, SummedTensor
+from fedstrata.privacy.secure_sum.quantization import bound_for, largest_value, most_counted
+from fedstrata.privacy.secure_sum.refusals import UnusableSum
 
 TERMS = MeanTerms(
     sum=NAME,
@@ -53,12 +59,12 @@ def test_the_mean_of_two_updates_and_of_their_losses_is_weighted() -> None:
 
 
 @pytest.mark.parametrize("more", [-12, -11, 10, 2**31 - 20])
-def test_a_weight_that_no_sites_can_have_together_costs_the_sum_and_not_the_run(more: int) -> None:
+def test_a_sum_with_a_weight_that_no_sites_can_have_together_cannot_be_used(more: int) -> None:
     """One of them may have added whatever makes it zero: weights are known."""
     inputs = [dict(summed(update(1.0, 0.0, 0.5, weight=weight)).elements()) for weight in (10.0, 2.0)]
     total = {name: inputs[0][name] + inputs[1][name] for name in inputs[0]}
     total[WEIGHT] += more
-    with pytest.raises(WrongSum, match="can weigh 2 to 20; no mean was made"):
+    with pytest.raises(UnusableSum):
         mean_from(total, BASE, TERMS, ("a", "b"), least=1.0)
 
 
@@ -84,15 +90,79 @@ def test_other_tensors_than_were_agreed_are_refused(tensors: dict[str, torch.Ten
         summed(Update(tensors, weight=1.0))
 
 
-def test_cut_values_are_counted_and_refused_above_one_in_a_million() -> None:
-    own = summed(update(10.0, -10.0, 0.5, weight=10.0))
-    list(own.elements())
-    (name, count), *_ = own.cut()
-    assert (name, count.tolist()) == (CUT, [2])
-    with pytest.raises(TooManySaturated, match="2 of 9 changed values"):
-        require_unsaturated({CUT: count}, TERMS, 3)
-    many = TERMS.model_copy(update={"tensors": (SummedTensor(name="w", shape=(10**6,), bound=2.0),)})
-    assert require_unsaturated({CUT: count}, many, 3) == 2
+def test_a_site_counts_the_values_that_it_cuts() -> None:
+    cut = dict(summed(update(10.0, -10.0, 0.5, weight=10.0)).elements())
+    assert list(cut) == ["w", WEIGHT, LOSS, CUT]
+    assert cut[CUT].tolist() == [2]
+    assert dict(summed(update(2.0, 0.0, 0.5, weight=10.0)).elements())[CUT].tolist() == [0]
+
+
+def of_two(change: float, count: int, numbers: int, ring: Literal[24, 32] = 32) -> SummedMean:
+    """The mean of two sites whose change is the same everywhere and that report so many cut values."""
+    wide = (SummedTensor(name="w", shape=(numbers,), bound=2.0),)
+    terms = TERMS.model_copy(update={"tensors": wide, "scale": 1, "loss": False, "ring": ring})
+    total = {
+        "w": torch.full((numbers,), round(2 * change / 2.0 * largest_value(ring)), dtype=RING),
+        WEIGHT: torch.tensor([2], dtype=RING),
+        CUT: torch.tensor([count], dtype=RING),
+    }
+    return mean_from(total, {}, terms, ("a", "b"), least=1e-9)
+
+
+def rule(change: float) -> float:
+    return bound_for(torch.full((10,), change), 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("count", "change", "bound"),
+    [
+        (0, 1e-3, rule(1e-3)),
+        (2, 1e-3, rule(1e-3)),
+        (3, 1e-3, WIDEST * rule(1e-3)),
+        (3, 1e-2, WIDER * 2.0),
+        (2_000_000, 1e-2, WIDER * 2.0),
+        (3, 1.9, rule(1.9)),
+        (2_000_001, 1e-2, rule(1e-2)),
+    ],
+    ids=[
+        "none",
+        "one in a million",
+        "at most 256 times the rule",
+        "16 times",
+        "all",
+        "the rule is wider",
+        "lie",
+    ],
+)
+def test_a_mean_with_cut_values_is_used_and_the_next_range_is_wider(
+    count: int, change: float, bound: float
+) -> None:
+    found = of_two(change, count, 1_000_000)
+    assert found.mean.tensors["w"].mean() == pytest.approx(change, rel=1e-4)
+    assert found.bounds["w"] == pytest.approx(bound, rel=1e-4)
+    assert (found.cut, found.values) == (None if count > 2_000_000 else count, 2_000_000)
+
+
+@pytest.mark.parametrize("ring", [24, 32])
+def test_an_impossible_count_of_cut_values_widens_nothing(ring: Literal[24, 32]) -> None:
+    """A site that reports more than there are cannot widen the range of all."""
+    found = of_two(1e-2, 7, 3, ring)
+    assert found.cut is None
+    assert found.bounds["w"] == pytest.approx(rule(1e-2), rel=1e-2)
+    assert found.mean.tensors["w"].tolist() == pytest.approx([1e-2] * 3, rel=1e-2)
+
+
+def test_a_count_is_possible_up_to_what_a_site_can_report() -> None:
+    most, numbers = 2 * most_counted(24), most_counted(24) + 100
+    assert of_two(1e-2, most, numbers, ring=24).cut == most
+    assert of_two(1e-2, most + 1, numbers, ring=24).cut is None
+
+
+def test_cut_values_are_not_counted_where_nothing_can_be_cut() -> None:
+    noise = NoiseTerms(clip=1.0, scale=10.0, sigma=1.0, colluders=1, numbers=3, expected_batch=1)
+    for exact in ({"noise": noise}, {"counts": True}):
+        assert CUT not in subject_of(TERMS.model_copy(update=exact), "aa" * 32, "99" * 32).shapes
+    assert list(subject_of(TERMS, "aa" * 32, "99" * 32).shapes) == ["w", WEIGHT, LOSS, CUT]
 
 
 @pytest.mark.parametrize(
@@ -102,11 +172,18 @@ def test_cut_values_are_counted_and_refused_above_one_in_a_million() -> None:
         {"scale": 11},
         {"loss": False},
         {"tensors": (SummedTensor(name="w", shape=(3,), bound=4.0),)},
+        {"ring": 24},
     ],
 )
 def test_masks_depend_on_every_term(changed: dict[str, object]) -> None:
-    """So that a server that tells one site something else learns nothing from the sum."""
-    one, other = (subjects_of(terms, "aa" * 32) for terms in (TERMS, TERMS.model_copy(update=changed)))
-    assert all(
-        (one[which].plan, one[which].shapes) != (other[which].plan, other[which].shapes) for which in one
+    """So that a server that states something else to one site learns nothing from the sum."""
+    one, other = (
+        subject_of(terms, "aa" * 32, "99" * 32) for terms in (TERMS, TERMS.model_copy(update=changed))
     )
+    assert one.plan != other.plan
+
+
+def test_masks_depend_on_the_model_and_on_what_is_agreed() -> None:
+    subjects = {("aa" * 32, "99" * 32), ("cc" * 32, "99" * 32), ("aa" * 32, "cc" * 32)}
+    found = {(each.model, each.agreed) for each in (subject_of(TERMS, *own) for own in subjects)}
+    assert found == subjects

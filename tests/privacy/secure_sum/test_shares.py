@@ -23,16 +23,19 @@ def test_the_threshold_is_more_than_two_thirds(sites: int, needed: int) -> None:
     assert 2 * needed - sites > sites / 3 - 1
 
 
-@pytest.mark.parametrize("sites", [3, 4, 5, 6])
-def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int) -> None:
-    secret, needed = os.urandom(32), threshold(sites)
-    shares = dict(enumerate(split(secret, sites)))
+@pytest.mark.parametrize(
+    ("sites", "needed"),
+    [(sites, needed) for sites in (3, 4, 5, 6) for needed in range(threshold(sites), sites + 1)],
+)
+def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int, needed: int) -> None:
+    secret = os.urandom(32)
+    shares = dict(enumerate(split(secret, sites, needed)))
     for chosen in combinations(shares, needed):
-        assert combine({place: shares[place] for place in chosen}, sites) == secret
+        assert combine({place: shares[place] for place in chosen}, needed) == secret
     for chosen in combinations(shares, needed - 1):
         few = {place: shares[place] for place in chosen}
         with pytest.raises(ValueError, match=f"{needed - 1} shares, where {needed}"):
-            combine(few, sites)
+            combine(few, needed)
         half = Shamir.combine([(place + 1, share[:16]) for place, share in few.items()])
         assert half != secret[:16], "whoever goes round the check learns nothing"
 
@@ -40,22 +43,22 @@ def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int) ->
 @settings(max_examples=10, deadline=None)
 @given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 64), data=st.data())
 def test_shares_are_those_of_another_library(secret: bytes, sites: int, data: st.DataObject) -> None:
-    needed = threshold(sites)
+    needed = data.draw(st.integers(threshold(sites), sites))
     places = data.draw(st.permutations(range(sites)))[:needed]
-    shares, halves = split(secret, sites), (slice(16), slice(16, 32))
+    shares, halves = split(secret, sites, needed), (slice(16), slice(16, 32))
     there = [Shamir.combine([(place + 1, shares[place][half]) for place in places]) for half in halves]
     assert b"".join(there) == secret
     split_there = [Shamir.split(needed, sites, secret[half]) for half in halves]
     back = {place: split_there[0][place][1] + split_there[1][place][1] for place in places}
-    assert combine(back, sites) == secret
+    assert combine(back, needed) == secret
 
 
 def test_the_corner_of_64_sites() -> None:
     secret = os.urandom(32)
-    shares = dict(enumerate(split(secret, 64)))
-    assert combine({place: shares[place] for place in range(21, 64)}, 64) == secret
-    with pytest.raises(ValueError, match="42 shares, where 43 of 64"):
-        combine({place: shares[place] for place in range(22, 64)}, 64)
+    shares = dict(enumerate(split(secret, 64, 43)))
+    assert combine({place: shares[place] for place in range(21, 64)}, 43) == secret
+    with pytest.raises(ValueError, match="42 shares, where 43"):
+        combine({place: shares[place] for place in range(22, 64)}, 43)
 
 
 @settings(max_examples=30, deadline=None)
@@ -63,11 +66,12 @@ def test_the_corner_of_64_sites() -> None:
 def test_a_share_that_was_changed_gives_another_secret(
     secret: bytes, sites: int, data: st.DataObject
 ) -> None:
-    shares = dict(enumerate(split(secret, sites)))
-    place = data.draw(st.integers(0, threshold(sites) - 1))
+    needed = threshold(sites)
+    shares = dict(enumerate(split(secret, sites, needed)))
+    place = data.draw(st.integers(0, needed - 1))
     bit = data.draw(st.integers(0, 255))
     shares[place] = (int.from_bytes(shares[place]) ^ (1 << bit)).to_bytes(32)
-    assert combine(shares, sites) != secret
+    assert combine(shares, needed) != secret
 
 
 def test_a_sealed_share_opens_only_for_its_receiver_sender_and_sum() -> None:

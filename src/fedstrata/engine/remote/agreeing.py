@@ -1,7 +1,5 @@
 """What a server and its clients compare before they begin, each by its own configuration."""
 
-import hashlib
-import json
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
@@ -10,10 +8,10 @@ from fedstrata.client.site import Site
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
 from fedstrata.core.method import Method
-from fedstrata.core.settings.source import flatten
 from fedstrata.core.task import Task
 from fedstrata.core.types import JSON, ClientInfo
 from fedstrata.data.split import PARTS
+from fedstrata.engine.agreed import SESSION, agreed
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.model import load_model, outline
 from fedstrata.engine.prepare import Experiment
@@ -28,17 +26,8 @@ TRAINING, ANSWERS = "training", "answers"
 """What server and clients come together for."""
 Weights: TypeAlias = Mapping[str, str]
 """A hash of every parameter of a model, or of a side of one, by name."""
-_COMPARED = {
-    TRAINING: ("method.", "training.", "task.", "adapter.", "model.", "privacy.", "seed", "threads"),
-    ANSWERS: ("task.name", "adapter.", "model.", "seed"),
-}
-"""The settings that must be the same, by how their paths begin."""
-_LOCAL = (
-    *("training.cache", "model.name", "model.revision", "model.tokenizer", "model.weights"),
-    "privacy.budget",
-)
-"""Of these a side's own: places, memory, and what a site lets be spent; that the weights are the same is told
-by their hashes."""
+_OF_ANSWERS = ("task.name", "adapter.", "model.", "seed", "labels", "tokenizer")
+"""What must be the same for answers: how the paths begin."""
 
 
 def agreement_of(
@@ -62,16 +51,11 @@ def agreement_of(
         numbers: What `travelling` gives, if it is known already.
     """
     settings, model, method = experiment.settings, experiment.model, experiment.method
-    if experiment.task.kind == "causal-lm":  # what else a task is, is found in documents, and some have none
-        settings = settings.model_copy(update={"task": experiment.asked or settings.task})
-    every = dict(flatten(settings.model_dump(mode="json")))
-    compared: dict[str, JSON] = {
+    compared = {
         path: value
-        for path, value in every.items()
-        if path.startswith(_COMPARED[purpose]) and not path.startswith(_LOCAL)
+        for path, value in agreed(experiment).items()
+        if (path not in SESSION if purpose == TRAINING else path.startswith(_OF_ANSWERS))
     }
-    compared["labels"] = list(experiment.task.classes)
-    compared["tokenizer"] = _hash_of(model.tokenizer)
     conversation = None
     if (cut := method.divides(client)) is not None:
         divided = divided_method(method)
@@ -92,13 +76,6 @@ def agreement_of(
         trained=_trained(method, model) if trained is None else trained,
         conversation=conversation,
     )
-
-
-def _hash_of(tokenizer: Any) -> str:
-    """Returns a short hash of what a tokenizer makes of texts; not of how batches are padded or cut."""
-    parts = json.loads(tokenizer.backend_tokenizer.to_str())
-    kept = {name: part for name, part in parts.items() if name not in {"padding", "truncation"}}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _trained(method: Method, model: Model) -> dict[str, Shape]:

@@ -19,6 +19,7 @@ from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
 from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
+from fedstrata.engine.agreed import SESSION, agreed
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.facts import document_counts
@@ -125,7 +126,13 @@ class RemoteEngine(Engine):
         counts = client in self._delivered and client not in self._at_work
         delivered = self._under_way if counts else None
         rounds = [number for number in self._counted.get(client, ()) if number <= self._committed]
-        return {"run": self.id, "counted": max(rounds, default=0), "delivered": delivered}
+        session = {path: value for path, value in agreed(self._experiment).items() if path in SESSION}
+        return {
+            "run": self.id,
+            "counted": max(rounds, default=0),
+            "delivered": delivered,
+            "session": session,
+        }
 
     @cached_property
     def whole(self) -> Model:
@@ -189,6 +196,11 @@ class RemoteEngine(Engine):
             if self._recorded is not None and client not in self._recorded:
                 self._recorded.add(client)
                 self._listen("client_joined", self._facts_of(client))
+
+    def wait_for(self, clients: Sequence[str]) -> None:
+        """Waits until these clients are there again, for `patience` at most."""
+        with suppress(LineError):
+            self.hub.wait_for(list(clients), self._patience)
 
     def clients(self) -> Sequence[str]:
         """Returns the names of those that the last wait has found; of all that may come before it."""

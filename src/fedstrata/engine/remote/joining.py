@@ -7,7 +7,7 @@ one line. At the end it keeps what was learnt. Of a divided model the middle is 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +30,7 @@ from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.data.split import PARTS
+from fedstrata.engine.agreed import agreed, agreed_hash
 from fedstrata.engine.budgets import SiteBudget
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import Experiment, prepare_client
@@ -58,6 +59,7 @@ class RemoteClient:
         identity: Where its identity lies, with secure aggregation.
         lock: Where it says whom it sums with.
         policy: What its site allows; all if none.
+        allow_without: Sites of which this site's operator accepts that the server learns a single update.
 
     Raises:
         ConfigurationError: There is no client of this name in the data, or it has not what secure aggregation
@@ -74,6 +76,7 @@ class RemoteClient:
         identity: Path | None = None,
         lock: Path | None = None,
         policy: PolicyGuard | None = None,
+        allow_without: Collection[str] = (),
     ) -> None:
         self._experiment, self._home, self._listen = experiment, home, listen
         self._trained, self._failure = 0, ""
@@ -99,6 +102,7 @@ class RemoteClient:
             privacy=experiment.privacy,
             apart=True,
             home=home,
+            allow_without=frozenset(allow_without),
         )
         if policy is not None:
             self._workplace.permit = lambda order: policy.permit(order, self._workplace.folder, listen)
@@ -164,6 +168,10 @@ class RemoteClient:
         run = membership.welcome.get("run")
         folder = self._workplace.folder = home_of(self._home, run)
         self._workplace.run = run if isinstance(run, str) else None
+        if self._secure is not None:
+            session = membership.welcome.get("session")
+            said = session if isinstance(session, Mapping) else {}
+            self._workplace.agreed = agreed_hash(agreed(self._experiment, said))
         self._caches = ClientCaches(folder, self._experiment.settings, self._listen)
         self._workplace.cache_of = self._caches.of
         self._keep_what_counts(membership.welcome)
@@ -335,6 +343,7 @@ def join_run(
     identity: Path | None = None,
     lock: Path | None = None,
     guard: PolicyGuard | None = None,
+    allow_without: Collection[str] = (),
 ) -> None:
     """Takes part in the run of a server, to its end.
 
@@ -348,6 +357,7 @@ def join_run(
         identity: Where its identity lies, with secure aggregation.
         lock: Where it says whom it sums with.
         guard: What its site allows; all if none.
+        allow_without: Sites of which this site's operator accepts that the server learns a single update.
 
     Raises:
         ConfigurationError: What the site and the server say does not fit together, or the site's policy does
@@ -364,5 +374,14 @@ def join_run(
     except PolicyError:
         settings_of(True)
         raise
-    remote = RemoteClient(experiment, client, home, listen, identity=identity, lock=lock, policy=guard)
+    remote = RemoteClient(
+        experiment,
+        client,
+        home,
+        listen,
+        identity=identity,
+        lock=lock,
+        policy=guard,
+        allow_without=allow_without,
+    )
     remote.take_part(session_of)

@@ -13,27 +13,10 @@ from fedstrata.core.errors import ConfigurationError, FrameError, Problem, Refus
 from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.source import Source, assign, differing
 from fedstrata.core.settings.yaml import as_yaml
+from fedstrata.engine.agreed import OWN, SHARED
 from fedstrata.engine.check import check_settings, sections_of, unservable
 from fedstrata.engine.prepare import Experiment
 
-SHARED = (
-    "name",
-    "seed",
-    "threads",
-    "model",
-    "adapter",
-    "task",
-    "method",
-    "training",
-    "federation",
-    "privacy",
-)
-"""The sections that come from the server; sums depend on how many threads a client has."""
-OWN = (
-    *("training.cache", "training.cache_gigabytes", "model.name", "model.revision", "model.tokenizer"),
-    *("model.weights", "privacy.budget"),
-)
-"""Of these what a site may say otherwise: places and memory."""
 _MODEL = ("model", "name")
 _NAMES_OF_CODE = (("method", "name"), ("task", "name"), ("task", "extra_metrics"), _MODEL)
 THERE = "the server"

@@ -1,7 +1,7 @@
 """A site's half of one masked sum; see the package for the six exchanges.
 
 Source: Bonawitz et al. 2017, figure 4. A session lives in the site's process and is lost with it, which is a
-drop-out: all that outlives it is which sums are begun and released (`SumAttempts`).
+drop-out: all that outlives it is which sums are begun and released (`ReleaseGuard`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from fedstrata.core.errors import FrameError
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.privacy.federation_lock import Lock
 from fedstrata.privacy.identity import Identity, is_signed
-from fedstrata.privacy.secure_sum.attempts import SumAttempts
 from fedstrata.privacy.secure_sum.keys import public_half
 from fedstrata.privacy.secure_sum.masks import MaskStream, pairwise, self_mask
 from fedstrata.privacy.secure_sum.messages import (
@@ -49,6 +48,7 @@ from fedstrata.privacy.secure_sum.refusals import (
     UnpinnedSite,
     WrongSum,
 )
+from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 from fedstrata.privacy.secure_sum.roster import distrusted, require_enough, require_sound
 from fedstrata.privacy.secure_sum.shares import SECRET_BYTES, seal, split, unseal
 from fedstrata.privacy.secure_sum.transcript import (
@@ -73,7 +73,7 @@ class SumClient:
         identity: What it signs with.
         lock: The sites that it knows, itself included.
         subject: What it sums, as it knows it by itself.
-        attempts: What it has begun and released.
+        guard: What it has begun and released.
         minimum: How many sites it wants in the sum, at least 3 whatever is said.
         ledger_head: Hash of the last line of its egress ledger, hexadecimal.
 
@@ -88,7 +88,7 @@ class SumClient:
         identity: Identity,
         lock: Lock,
         subject: Subject,
-        attempts: SumAttempts,
+        guard: ReleaseGuard,
         *,
         minimum: int = LEAST_SITES,
         ledger_head: str = NO_LEDGER,
@@ -99,12 +99,13 @@ class SumClient:
                 "half there"
             )
         self._name, self._site, self._identity, self._lock = name, site, identity, lock
-        self._subject, self._attempts, self._ledger_head = subject, attempts, ledger_head
+        self._subject, self._guard, self._ledger_head = subject, guard, ledger_head
         self._minimum = max(LEAST_SITES, minimum)
         self._next: Exchange | None = "keys"
         self._held: dict[str, bytes] = {}  # of each site: a share of its own mask's seed, one of its mask key
         self._sharers: tuple[str, ...] = ()
         self._survivors: Survivors | None = None
+        self._summed = subject.plan
         self.refusals: dict[str, SecureSumRefusal] = {}
         """Sites whose keys or shares were refused, and why; the message is for this site's people."""
 
@@ -112,11 +113,11 @@ class SumClient:
         """Begins the attempt, durably, and returns fresh keys.
 
         Raises:
-            AlreadyReleased: Shares of this sum have left before.
+            RoundNotNew: A later round was released before.
             AttemptNotHigher: The attempt, or a higher one, was begun before.
         """
         self._require("keys")
-        self._attempts.begin(self._name)
+        self._guard.begin(self._name)
         self._next = "shares"
         self._mask_key, self._share_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = os.urandom(SECRET_BYTES)
@@ -150,7 +151,7 @@ class SumClient:
                 "released"
             )
         self._require("shares", roster.sum)
-        require_sound(roster, self._bundle, self._minimum)
+        require_sound(roster, self._bundle, self._minimum, len(self._lock))
         context = context_of(self._subject, roster)
         self.refusals = distrusted(roster, self._share_key, self._lock)
         if self.refusals:
@@ -158,8 +159,8 @@ class SumClient:
             return SentShares(
                 sum=self._name, site=self._site, context=context.hex(), shares=(), distrusted=strangers
             )
-        seeds = split(self._seed, len(roster.sites))
-        keys = split(self._mask_key.private_bytes_raw(), len(roster.sites))
+        seeds = split(self._seed, len(roster.sites), roster.threshold)
+        keys = split(self._mask_key.private_bytes_raw(), len(roster.sites), roster.threshold)
         own = {site: seed + key for site, seed, key in zip(roster.sites, seeds, keys, strict=True)}
         sealed = [
             SealedShares(
@@ -207,6 +208,20 @@ class SumClient:
         self._senders = senders
         self._next = "input"
         return OpenedShares(sum=self._name, site=self._site, unopened=tuple(sorted(self.refusals)))
+
+    def require_new(self, summed: str, sharers: Sharers) -> None:
+        """Checks, before anything is computed, that what is summed was not released with other sites.
+
+        Args:
+            summed: Hash of what is summed; by it the site recognises the same sum under another name. Without
+                this call it is the plan's.
+            sharers: Who masks with each other.
+
+        Raises:
+            AlreadyReleased: It was.
+        """
+        self._summed = summed
+        self._guard.require_same(self._name, summed, sharers.sites)
 
     def mask(self, sharers: Sharers, elements: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yields this site's input under all its masks.
@@ -292,10 +307,11 @@ class SumClient:
             TranscriptMismatch: So many have signed something else than this one that the others are too few.
             TooFewSignatures: Fewer sites than the threshold have signed, or not this one.
             AttemptNotHigher: A higher attempt was begun meanwhile.
+            AlreadyReleased: The same was released with other survivors.
         """
         self._require("unmasking", proof.sum)
         survivors = self._require_signed(proof)
-        self._attempts.release(self._name)
+        self._guard.release(self._name, self._summed, survivors)
         dropped = [site for site in self._sharers if site not in survivors]
         return ReleasedShares(
             sum=self._name,
@@ -322,8 +338,8 @@ class SumClient:
             if others := [each.site for each in proof.signatures if each.site not in signers]:
                 raise TranscriptMismatch(
                     f"site {others[0]!r} has not signed what site {self._site!r} knows of {self._name}: it "
-                    "has another roster, model, plan, shape or set of survivors, or its signature is of "
-                    "another sum; nothing was released"
+                    "has other settings, another roster, model, plan, shape or set of survivors, or its "
+                    "signature is of another sum; nothing was released"
                 )
             raise TooFewSignatures(
                 f"{len(signers)} sites have signed {self._name}, and {self._roster.threshold} have to, site "

@@ -1,20 +1,21 @@
-"""A weighted mean of updates as two masked sums: of the changes, and of how many of their values were cut.
+"""A weighted mean of updates as one masked sum: changes, weights and the count of cut values.
 
 A site sends, of each tensor, round(n_k / scale (x_k - p) / step), p being the plan's tensor and step that of
-`quantization`; its weight n_k and its loss are elements more of the same sum, since weights that were summed
-before would no longer be those of the sites that are left. The mean is p + scale / (sum of n_k) times the
-sum. The count of cut values is unmasked first: a sum that lost much by cutting is never unmasked.
+`quantization`; its weight n_k, its loss and the number of values that were cut are further elements of the
+same sum, since weights that were summed before would no longer be those of the sites that are left. The mean
+is p + scale / (sum of n_k) times the sum. A mean with cut values is used; the next sum has a wider range.
 
-A mean of clipped gradients with joint noise (`MeanTerms.noise`) is one masked sum: nothing in it is cut, so
-that nothing is counted, and each site weighs 1 (`fedstrata.privacy.joint_terms`).
+In a mean of clipped gradients with joint noise (`MeanTerms.noise`) nothing is cut, so that no cut values are
+counted, and each site weighs 1 (`fedstrata.privacy.joint_terms`).
 
-What sites have counted of their documents (`MeanTerms.counts`) is one masked sum too, and exact: numbers are
-summed as they are, and no site weighs anything.
+The sum of what sites have counted of their documents (`MeanTerms.counts`) is exact: numbers are summed as
+they are, and no site weighs anything.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.types import Tally, Tensors, Update
 from fedstrata.privacy.randomness import Randomness
-from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor, SumName, canonical
+from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor, canonical
 from fedstrata.privacy.secure_sum.quantization import (
     LIMBS,
     MOST_SATURATED,
@@ -34,22 +35,24 @@ from fedstrata.privacy.secure_sum.quantization import (
     count_elements,
     counts_in,
     dequantize_,
+    most_counted,
     number_elements,
     numbers_in,
     quantize_,
     rounding_error,
     weight_element,
 )
-from fedstrata.privacy.secure_sum.refusals import TooManySaturated, WrongSum
+from fedstrata.privacy.secure_sum.refusals import UnusableSum
 from fedstrata.privacy.secure_sum.transcript import Subject
 from fedstrata.wire.frame import Frame
 
-CHANGES, SATURATED = "changes", "saturated"
-"""The two sums of a mean, in the order in which a site makes its inputs."""
 WEIGHT, LOSS, CUT = "secure/weight", "secure/loss", "secure/saturated"
 """Names of what is summed beside the update's tensors."""
 COUNTS = "counts"
 """The name of what is summed where it is what sites have counted; the weight is then their documents."""
+WIDER, WIDEST = 16.0, 256.0
+"""How much wider a range gets after a sum with cut values, and how much wider than the rule's at most: what a
+site can do that reports cut values which are none."""
 LARGEST_LOSS = 64.0
 """Of a training loss in a sum; a larger one is cut to it."""
 
@@ -62,26 +65,18 @@ def hash_of_frame(sent: Frame) -> str:
     return digest.hexdigest()
 
 
-def names_of(terms: MeanTerms) -> dict[str, SumName]:
-    """Returns the name of each of the two sums, or of the one that there is where nothing can be cut."""
-    if terms.exact:
-        return {CHANGES: terms.sum}
-    narrower = terms.sum.model_copy(update={"handler": f"{terms.sum.handler}/{SATURATED}"})
-    return {CHANGES: terms.sum, SATURATED: narrower}
-
-
-def subjects_of(terms: MeanTerms, model: str) -> dict[str, Subject]:
-    """Returns what each of the two sums is of, or the one that there is where nothing can be cut.
+def subject_of(terms: MeanTerms, model: str, agreed: str) -> Subject:
+    """Returns what a mean's sum is of.
 
     Args:
         terms: The mean's.
         model: SHA-256 of the model that this side has.
+        agreed: SHA-256 of the settings and versions that all sites must share, as this side has them.
     """
     plan = hashlib.sha256(canonical(terms.model_dump(mode="json"))).hexdigest()
     shapes: dict[str, tuple[int, ...]] = {each.name: each.shape for each in terms.tensors}
-    shapes |= {WEIGHT: (1,)} | ({LOSS: (1,)} if terms.loss else {})
-    subjects = {CHANGES: Subject(model, plan, shapes), SATURATED: Subject(model, plan, {CUT: (1,)})}
-    return {which: subjects[which] for which in names_of(terms)}
+    shapes |= {WEIGHT: (1,)} | ({LOSS: (1,)} if terms.loss else {}) | ({} if terms.exact else {CUT: (1,)})
+    return Subject(agreed, model, plan, shapes)
 
 
 class SummedUpdate:
@@ -115,7 +110,7 @@ class SummedUpdate:
 
     @torch.no_grad()
     def elements(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the ring elements of each tensor, then the weight, then the loss."""
+        """Yields the ring elements of each tensor, the weight, the loss and the count of cut values."""
         share, bits = self._update.weight / self._terms.scale, self._terms.ring
         for each in self._terms.tensors:
             change = self._update.tensors[each.name].to("cpu", torch.float32).contiguous()
@@ -129,10 +124,8 @@ class SummedUpdate:
             loss = self._update.values.get("loss")
             own = torch.tensor([loss * share if isinstance(loss, float) else 0.0], dtype=torch.float32)
             yield LOSS, quantize_(own, LARGEST_LOSS, self._randomness, bits)[0]
-
-    def cut(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields how many values were cut, once all elements were made."""
-        yield CUT, count_elements([self._cut], self._terms.ring)
+        if not self._terms.exact:
+            yield CUT, count_elements([self._cut], bits)
 
 
 def counted_tensor(names: Sequence[str]) -> SummedTensor:
@@ -164,34 +157,24 @@ class SummedMean:
         mean: The mean.
         bounds: Of each tensor's changes in the next sum.
         error: The declared error of the tensor of which it is largest.
+        cut: How many values were cut; None if the count is impossible, so that a site has lied about it.
+        values: How many values all sites have sent.
     """
 
     mean: Mean
     bounds: dict[str, float]
     error: RoundingError
+    cut: int | None
+    values: int
 
 
-def require_unsaturated(total: Tensors, terms: MeanTerms, sites: int) -> int:
-    """Returns how many values were cut.
-
-    Args:
-        total: The sum of the counts.
-        terms: The mean's.
-        sites: How many are in the sum.
-
-    Raises:
-        TooManySaturated: So many that the sum would be wrong.
-    """
+def cut_values(total: Tensors, terms: MeanTerms, sites: int) -> tuple[int | None, int]:
+    """Returns how many values were cut, and of how many; None where a site must have lied about the count."""
+    own = sum(math.prod(each.shape) for each in terms.tensors)
+    if terms.exact:
+        return 0, sites * own
     (cut,) = counts_in(total[CUT], terms.ring)
-    values = sites * sum(torch.Size(each.shape).numel() for each in terms.tensors)
-    if cut > MOST_SATURATED * values:
-        bounds = [each.bound for each in terms.tensors]
-        raise TooManySaturated(
-            f"{cut} of {values} changed values were larger than their range ({min(bounds):g} to "
-            f"{max(bounds):g}) and would have been cut; the sum was not unmasked. The next round has a "
-            "larger range; to lose none set privacy.range higher from the start"
-        )
-    return cut
+    return (cut if cut <= sites * min(own, most_counted(terms.ring)) else None), sites * own
 
 
 @torch.no_grad()
@@ -208,18 +191,22 @@ def mean_from(
         least: The least bound of a change.
 
     Raises:
-        WrongSum: A site has sent another weight than it can have.
+        UnusableSum: A site has sent another weight than it can have.
     """
     (weight,) = counts_in(total[WEIGHT], terms.ring)
     if not len(survivors) <= weight <= len(survivors) * terms.scale:
-        raise WrongSum(
+        raise UnusableSum(
             f"the updates of {len(survivors)} sites weigh {weight} together, and can weigh {len(survivors)} "
-            f"to {len(survivors) * terms.scale}; no mean was made of them"
+            f"to {len(survivors) * terms.scale}: at least one site has sent a false weight, and the masks "
+            "hide which one"
         )
+    cut, values_sent = cut_values(total, terms, len(survivors))
+    widens = cut is not None and cut > MOST_SATURATED * values_sent
     factor, tensors, bounds = terms.scale / weight, {}, {}
     for each in terms.tensors:
         change = dequantize_(total[each.name], each.bound, terms.ring).mul_(factor)
-        bounds[each.name] = bound_for(change, least)
+        rule = bound_for(change, least)
+        bounds[each.name] = min(max(rule, WIDER * each.bound), WIDEST * rule) if widens else rule
         if (before := base.get(each.name)) is not None:
             change.add_(before.float())
         tensors[each.name] = change
@@ -229,4 +216,4 @@ def mean_from(
     worst = rounding_error(max(each.bound for each in terms.tensors), len(survivors), terms.ring)
     error = RoundingError(worst.step * factor, worst.deviation * factor, worst.largest * factor)
     weights, counts = dict.fromkeys(tensors, float(weight)), dict.fromkeys(tensors, len(survivors))
-    return SummedMean(Mean(tensors, weights, values, counts, survivors), bounds, error)
+    return SummedMean(Mean(tensors, weights, values, counts, survivors), bounds, error, cut, values_sent)

@@ -89,8 +89,7 @@ class SumName(_Fields):
     Attributes:
         run: The run's id.
         round: The round's number.
-        handler: What is summed: a method's handler, or a narrower name where there are several sums of one
-            (`train/weights`).
+        handler: What is summed: a method's handler, or the scores of a part of the split (`scores/test`).
         call: How often the handler was called in this round before.
         attempt: How often this sum was begun before.
     """
@@ -151,7 +150,7 @@ class MeanTerms(_Fields):
     """What a weighted mean is made of; every site's masks depend on all of it.
 
     Attributes:
-        sum: The sum of the changes; that of the saturated values has a name made from it.
+        sum: Its name.
         plan: SHA-256 of the plan that comes with the shares.
         tensors: What an update holds.
         scale: The largest weight that a site may have: a change is summed by its weight over this.
@@ -180,7 +179,7 @@ class MeanTerms(_Fields):
 
     @property
     def exact(self) -> bool:
-        """Whether nothing that is summed can be cut, so that there is one sum and not two."""
+        """Whether nothing that is summed can be cut, so that no cut values are counted."""
         return self.counts or self.noise is not None
 
 
@@ -347,6 +346,7 @@ class StoredSum(_Fields):
 
     kind: Literal["stored"] = "stored"
     roster: Roster
+    agreed: Bytes32
     model: Bytes32
     plan: Bytes32
     sharers: Annotated[tuple[Site, ...], _ENOUGH, AfterValidator(_sites_ordered)]

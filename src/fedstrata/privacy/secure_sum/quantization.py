@@ -24,7 +24,7 @@ from fedstrata.privacy.secure_sum.messages import RING
 LARGEST_WEIGHT = 2**20
 """Of a site's number of examples, if the ring has room for it."""
 MOST_SATURATED = 1e-6
-"""Share of saturated values above which a sum is not worth unmasking."""
+"""Share of cut values above which the next sum has a wider range."""
 LARGEST_NUMBER = 1e15
 """Of one that a site has counted; sums of whole ones are exact as floats, too."""
 LIMBS = 3

@@ -20,7 +20,7 @@ class TooFewSites(SecureSumRefusal):
 
 
 class WrongThreshold(SecureSumRefusal):
-    """A server asks for another threshold of shares than the number of sites means."""
+    """A server asks for fewer shares than a site's own lock demands, or for more than there are sites."""
 
 
 class UnpinnedSite(SecureSumRefusal):
@@ -48,11 +48,11 @@ class AttemptNotHigher(SecureSumRefusal):
 
 
 class AlreadyReleased(SecureSumRefusal):
-    """A share has left for this sum, so that no other attempt of it may exist."""
+    """The same was released with other survivors: the difference of two sums would be a single update."""
 
 
-class AttemptsDamaged(SecureSumRefusal):
-    """A site can no longer read which sums it has released."""
+class RoundNotNew(SecureSumRefusal):
+    """A sum of an earlier round than the last one that a site has released."""
 
 
 class BothShares(SecureSumRefusal):
@@ -60,7 +60,7 @@ class BothShares(SecureSumRefusal):
 
 
 class TranscriptMismatch(SecureSumRefusal):
-    """Sites do not agree on what is summed: another name, roster, model, plan, shape or set of survivors."""
+    """Sites do not agree: on settings, name, roster, model, plan, shapes or survivors."""
 
 
 class TooFewSignatures(SecureSumRefusal):
@@ -80,12 +80,12 @@ class SharesDoNotFit(SecureSumRefusal):
         self.dealer = dealer
 
 
-class TooManySaturated(SecureSumRefusal):
-    """More values than a sum may lose were larger than its range."""
+class UnusableSum(SecureSumRefusal):
+    """A sum was released and cannot be used: a site has lied about its weight, or has dealt false shares."""
 
 
 class NotFinished(SecureSumRefusal):
-    """Shares of a sum have left, and too few to unmask it: its sites will never begin it again."""
+    """Shares of a sum have left, and too few to unmask it: only the same sites may make it again."""
 
 
 class SessionLost(SecureSumRefusal):

@@ -19,22 +19,25 @@ from fedstrata.privacy.secure_sum.shares import threshold
 from fedstrata.privacy.secure_sum.transcript import signed_keys
 
 
-def require_sound(roster: Roster, own: KeyBundle, minimum: int) -> None:
+def require_sound(roster: Roster, own: KeyBundle, minimum: int, known: int) -> None:
     """Checks what of a roster is the server's to say.
 
     Args:
         roster: What the server says; its sum's name is checked already.
         own: The keys that this site has sent.
         minimum: How many sites it wants to be hidden among.
+        known: How many sites its own lock has, from which the least threshold follows.
 
     Raises:
         SecureSumRefusal: Something is not as it has to be; the class tells what.
     """
-    require_enough(len(roster.bundles), minimum, "answered")
-    if roster.threshold != (needed := threshold(len(roster.bundles))):
+    sites, needed = len(roster.bundles), threshold(max(known, len(roster.bundles)))
+    require_enough(sites, max(minimum, needed), "answered")
+    if not needed <= roster.threshold <= sites:
         raise WrongThreshold(
-            f"the server asks for a threshold of {roster.threshold} shares, and {len(roster.bundles)} sites "
-            f"mean {needed}: with fewer it could unmask two different sums; nothing was released"
+            f"the server asks for a threshold of {roster.threshold} shares; with {sites} sites and {known} "
+            f"in this site's lock it must be {needed} to {sites}: with fewer the server and some sites could "
+            "unmask a single update; nothing was released"
         )
     if own not in roster.bundles:
         raise RosterChanged(

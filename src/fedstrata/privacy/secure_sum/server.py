@@ -29,7 +29,7 @@ from fedstrata.privacy.secure_sum.messages import (
 from fedstrata.privacy.secure_sum.refusals import OutOfOrder, TranscriptMismatch, WrongSum
 from fedstrata.privacy.secure_sum.roster import require_enough
 from fedstrata.privacy.secure_sum.shares import threshold
-from fedstrata.privacy.secure_sum.transcript import Subject
+from fedstrata.privacy.secure_sum.transcript import Subject, context_of
 from fedstrata.privacy.secure_sum.unmasking import MaskedSum, SumUnmasking, told_apart
 
 
@@ -51,30 +51,36 @@ class SumServer:
         name: The sum.
         subject: What is summed.
         minimum: How many sites have to be in it.
+        known: How many sites the federation has, from which the threshold follows; no fewer than answer.
     """
 
-    def __init__(self, name: SumName, subject: Subject, *, minimum: int = LEAST_SITES) -> None:
-        self._name, self._subject, self._minimum = name, subject, max(LEAST_SITES, minimum)
+    def __init__(
+        self, name: SumName, subject: Subject, *, minimum: int = LEAST_SITES, known: int = 0
+    ) -> None:
+        self._name, self._subject, self._known = name, subject, known
+        self._minimum = max(LEAST_SITES, minimum)
         self._roster: Roster | None = None
         self._sharers: tuple[str, ...] = ()
-        self._came: set[str] = set()
+        self.came: set[str] = set()
+        """Whose masked inputs are in the sum."""
         self._sum = {tensor: torch.zeros(shape, dtype=RING) for tensor, shape in subject.shapes.items()}
 
     def roster(self, bundles: Sequence[KeyBundle]) -> Roster:
-        """Returns who takes part, from the keys that came.
+        """Returns who takes part, from the keys that came, and how many shares unmask the sum.
 
         Raises:
             TooFewSites: So few answered that nobody could be hidden.
             WrongSum: Keys belong to another sum, or a site sent two.
         """
         self._require_own(bundles)
-        require_enough(len(bundles), self._minimum, "answered")
+        needed = threshold(max(self._known, len(bundles)))
+        require_enough(len(bundles), max(self._minimum, needed), "answered")
         if len(bundles) > MOST_SITES:
             raise WrongSum(
                 f"{len(bundles)} sites sent keys, and at most {MOST_SITES} fit the ring; ask fewer"
             )
         ordered = sorted(bundles, key=lambda bundle: bundle.site)
-        self._roster = Roster(sum=self._name, threshold=threshold(len(ordered)), bundles=tuple(ordered))
+        self._roster = Roster(sum=self._name, threshold=needed, bundles=tuple(ordered))
         return self._roster
 
     def unusable(self, sent: Sequence[SentShares]) -> dict[str, FedstrataError]:
@@ -84,7 +90,8 @@ class SumServer:
         sites and cancel with none of them.
 
         Raises:
-            TranscriptMismatch: No group of sites with one sum is large enough; the message names them all.
+            TranscriptMismatch: No group of sites with one sum is large enough, and the message names them
+                all; or the server has another sum than they.
             WrongSum: Shares are of another sum, or a site sent two.
         """
         roster, found = self._begun(), dict[str, FedstrataError]()
@@ -96,10 +103,17 @@ class SumServer:
                     f"the shares of site {each.site!r} are not for the other {len(others)} of the roster"
                 )
         contexts = {each.site: each.context for each in sent if each.site not in found}
-        for site in told_apart(contexts, self._needed, self._name):
+        others = told_apart(contexts, self._needed, self._name)
+        if any(site not in others and context != self._context for site, context in contexts.items()):
+            raise TranscriptMismatch(
+                f"the sites agree on {self._name}, and the server has other settings, or another model, plan "
+                "or shape: their sum could not be unmasked; nothing was masked"
+            )
+        for site in others:
             found[site] = TranscriptMismatch(
-                f"site {site!r} has another roster, model, plan or shape of {self._name} than most: it was "
-                "left out before it masked anything. See that all have one model"
+                f"site {site!r} has other settings, another roster, model, plan or shape of {self._name} "
+                "than most: it was left out before it masked anything. Check that all have one configuration "
+                "and one model"
             )
         return found
 
@@ -146,11 +160,11 @@ class SumServer:
             WrongSum: It is of another sum, of a site that sent no shares, or came before.
         """
         self._require_own([said])
-        if said.site not in self._sharers or said.site in self._came:
+        if said.site not in self._sharers or said.site in self.came:
             raise WrongSum(
                 f"an input of site {said.site!r} came twice, or without its shares; it is left out"
             )
-        self._came.add(said.site)
+        self.came.add(said.site)
         for name, total in self._sum.items():
             total.add_(tensors[name])
 
@@ -163,9 +177,13 @@ class SumServer:
         Raises:
             TooFewSites: So few inputs came that nobody could be hidden, or the sum not be unmasked.
         """
-        require_enough(len(self._came), self._needed, "sent their updates")
-        masked = MaskedSum(self._begun(), self._subject, self._sharers, tuple(sorted(self._came)), self._sum)
+        require_enough(len(self.came), self._needed, "sent their updates")
+        masked = MaskedSum(self._begun(), self._subject, self._sharers, tuple(sorted(self.came)), self._sum)
         return SumUnmasking.begin(folder, masked)
+
+    @property
+    def _context(self) -> str:
+        return context_of(self._subject, self._begun()).hex()
 
     @property
     def _needed(self) -> int:

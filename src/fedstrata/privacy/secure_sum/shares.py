@@ -35,14 +35,15 @@ def threshold(sites: int) -> int:
     return 2 * sites // 3 + 1
 
 
-def split(secret: bytes, sites: int) -> list[bytes]:
+def split(secret: bytes, sites: int, needed: int) -> list[bytes]:
     """Returns a share for each site, (n, 32) bytes, in the order of the roster.
 
     Args:
         secret: (32,) bytes.
         sites: n.
+        needed: t, how many shares give the secret.
     """
-    higher = threshold(sites) - 1
+    higher = needed - 1
     polynomials = [
         [*(int.from_bytes(os.urandom(ELEMENT_BYTES)) for _ in range(higher)), int.from_bytes(secret[half])]
         for half in _HALVES
@@ -53,19 +54,18 @@ def split(secret: bytes, sites: int) -> list[bytes]:
     ]
 
 
-def combine(shares: Mapping[int, bytes], sites: int) -> bytes:
+def combine(shares: Mapping[int, bytes], needed: int) -> bytes:
     """Returns the secret that shares belong to; whether it is the right one, only a commitment tells.
 
     Args:
         shares: The share of each site, (32,) bytes, by its place in the roster, from 0; the first t count.
-        sites: n.
+        needed: t.
 
     Raises:
         ValueError: There are fewer than t.
     """
-    needed = threshold(sites)
     if len(shares) < needed:
-        raise ValueError(f"{len(shares)} shares, where {needed} of {sites} give a secret")
+        raise ValueError(f"{len(shares)} shares, where {needed} give a secret")
     first = sorted(shares.items())[:needed]
     points = tuple(place + 1 for place, _ in first)
     found = (value_at_zero(points, [int.from_bytes(share[half]) for _, share in first]) for half in _HALVES)

@@ -15,11 +15,13 @@ class Subject:
     """What is summed, as one side knows it by itself: nothing of it is taken from a message.
 
     Attributes:
+        agreed: SHA-256 of the settings and versions that all sites must share, hexadecimal.
         model: SHA-256 of the model that the site has, hexadecimal.
         plan: SHA-256 of the plan that it got, hexadecimal.
         shapes: Shape of each tensor by name, in the order in which they are masked.
     """
 
+    agreed: str
     model: str
     plan: str
     shapes: Mapping[str, tuple[int, ...]]
@@ -28,8 +30,8 @@ class Subject:
 def context_of(subject: Subject, roster: Roster) -> bytes:
     """Returns the hash that every mask of a sum is derived with, (32,) bytes.
 
-    A site that has another model, plan or roster has masks that do not cancel: a server that sends one site
-    something of its own learns nothing from the sum.
+    A site that has other settings, another model, plan or roster has masks that do not cancel: a server that
+    sends one site something else learns nothing from the sum.
 
     Args:
         subject: What is summed.
@@ -37,6 +39,7 @@ def context_of(subject: Subject, roster: Roster) -> bytes:
     """
     facts: dict[str, Any] = {
         "roster": roster.model_dump(mode="json"),
+        "agreed": subject.agreed,
         "model": subject.model,
         "plan": subject.plan,
         "tensors": [[name, list(shape)] for name, shape in subject.shapes.items()],

@@ -2,7 +2,7 @@
 
 A server that began anew without one site could subtract one sum from the other. So the masked sum lies on the
 disk before anyone is asked for a signature, and each site's shares before the next is asked; sites that have
-released a sum refuse every other attempt of it (`attempts`).
+released a sum release the same again with the same survivors alone (`release_guard`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from fedstrata.privacy.secure_sum.shares import combine
 from fedstrata.privacy.secure_sum.transcript import Subject, context_of
 from fedstrata.wire import frame
 
-_SUM, _PROOF = "masked-sum.safetensors", "proof.safetensors"
+_SUM, PROOF = "masked-sum.safetensors", "proof.safetensors"
 
 
 class MaskedSum(NamedTuple):
@@ -100,6 +100,7 @@ class SumUnmasking:
         folder.mkdir(parents=True, exist_ok=True)
         stored = StoredSum(
             roster=masked.roster,
+            agreed=masked.subject.agreed,
             model=masked.subject.model,
             plan=masked.subject.plan,
             sharers=masked.sharers,
@@ -118,11 +119,11 @@ class SumUnmasking:
         message = frame.decode(frame.read(folder / _SUM), Message)
         shapes = {name: tuple(tensor.shape) for name, tensor in message.tensors.items()}
         stored = unpack(message, StoredSum, shapes)
-        subject = Subject(stored.model, stored.plan, shapes)
+        subject = Subject(stored.agreed, stored.model, stored.plan, shapes)
         masked = MaskedSum(stored.roster, subject, stored.sharers, stored.survivors, dict(message.tensors))
         proof = None
-        if (folder / _PROOF).exists():
-            proof = unpack(frame.decode(frame.read(folder / _PROOF), Message), ConsistencyProof)
+        if (folder / PROOF).exists():
+            proof = unpack(frame.decode(frame.read(folder / PROOF), Message), ConsistencyProof)
         found = [
             unpack(frame.decode(frame.read(path), Message), ReleasedShares)
             for path in sorted(folder.glob("shares-*.safetensors"))
@@ -167,7 +168,7 @@ class SumUnmasking:
         others = told_apart(signed, roster.threshold, roster.sum)
         ordered = sorted((each for each in signatures if each.site not in others), key=lambda each: each.site)
         self.proof = ConsistencyProof(sum=roster.sum, signatures=tuple(ordered))
-        frame.encode(pack(self.proof)).write(self._folder / _PROOF)
+        frame.encode(pack(self.proof)).write(self._folder / PROOF)
         return self.proof
 
     def take(self, released: ReleasedShares) -> None:
@@ -246,7 +247,7 @@ class SumUnmasking:
         enough = len(trusted) >= (needed := self._masked.roster.threshold)
         for without in tries if enough else ():
             placed = {sites.index(each): share for each, share in trusted.items() if each not in without}
-            if len(placed) >= needed and fits(secret := combine(placed, len(sites))):
+            if len(placed) >= needed and fits(secret := combine(placed, needed)):
                 self.false |= without
                 return secret
         raise SharesDoNotFit(
@@ -279,8 +280,9 @@ def told_apart(said: Mapping[str, str], needed: int, name: SumName) -> list[str]
     if len(groups) > 1 and len(groups[-1]) < needed:
         told = " | ".join(", ".join(group) for group in groups)
         raise TranscriptMismatch(
-            f"sites do not agree on roster, model, plan, shapes or survivors of {name}: {told}; their masks "
-            "do not cancel, and nothing was unmasked. See that all have one model, and make another attempt"
+            f"sites do not agree on settings, roster, model, plan, shapes or survivors of {name}: {told}; "
+            "their masks do not cancel, and nothing was unmasked. Check that all have one configuration and "
+            "one model, and make another attempt"
         )
     return [site for group in groups[:-1] for site in group]
 
