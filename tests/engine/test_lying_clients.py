@@ -79,6 +79,7 @@ COUNTS_STILL = {"unopened shares", "another transcript", "a forged signature", "
 """Lies of a client whose input is in the sum already, or may be."""
 
 
+@pytest.mark.claim("secure_aggregation#lying-site")
 @pytest.mark.parametrize("case", LIES)
 def test_a_client_that_lies_costs_the_others_nothing(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, case: str
@@ -100,6 +101,7 @@ def test_a_client_that_lies_costs_the_others_nothing(
     assert {event["client"] for event in run.of("client_failed")} <= {"site-2"}
 
 
+@pytest.mark.claim("secure_aggregation#allow-without")
 @pytest.mark.slow
 def test_a_client_that_deals_false_shares_stops_the_run_and_is_in_no_more_sums(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
@@ -135,6 +137,7 @@ def allowing(sites: frozenset[str]) -> Callable[..., None]:
     return init
 
 
+@pytest.mark.claim("secure_aggregation#lying-site")
 @pytest.mark.parametrize("false", [10**6, 12_000], ids=["impossible", "possible"])
 def test_a_false_count_of_cut_values_costs_a_bounded_range_and_no_round(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, false: int

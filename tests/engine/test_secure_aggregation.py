@@ -139,6 +139,7 @@ def test_drop_outs_cost_keys_and_a_plan_and_too_many_of_them_the_round(
     assert f"secure aggregation: {facts['fewest_survivors']} clients or more" in capsys.readouterr().out
 
 
+@pytest.mark.claim("secure_aggregation#never-abandoned")
 @pytest.mark.slow
 def test_a_sum_of_which_shares_have_left_stops_the_run_until_it_can_be_finished(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch

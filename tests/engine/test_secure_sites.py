@@ -31,6 +31,7 @@ def site(folder: Path, *overrides: str, own: str = "site-1", named: bool = True)
     return RemoteClient(experiment, "site-1", folder / "home", lambda event, facts: None, **files)
 
 
+@pytest.mark.claim("security_review#in-the-clear")
 def test_a_site_sends_no_update_in_the_clear(tmp_path: Path) -> None:
     with pytest.raises(FrameError, match="asks for 'train' in the clear"):
         site(tmp_path, SECURE)._handler("train")

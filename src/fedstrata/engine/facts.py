@@ -14,6 +14,7 @@ import torch
 
 from fedstrata.core.files import hash_of
 from fedstrata.core.model import Layout
+from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.settings.report import shown
 from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment
@@ -112,8 +113,13 @@ def joint_facts(noise: JointNoise) -> dict[str, Any]:
     }
 
 
-def sum_facts(privacy: Privacy) -> dict[str, Any] | None:
-    """Returns what the record's `run` event says of secure aggregation; none without."""
+def sum_facts(privacy: Privacy, clients: int) -> dict[str, Any] | None:
+    """Returns what the record's `run` event states about secure aggregation; None without.
+
+    Args:
+        privacy: The run's.
+        clients: How many clients the run has.
+    """
     settings = privacy.settings
     if not settings.secure_aggregation:
         return None
@@ -122,8 +128,22 @@ def sum_facts(privacy: Privacy) -> dict[str, Any] | None:
         "range": reach,
         "ring": settings.ring,
         "survivors": settings.survivors,
+        "clients": clients,
+        "least": least_survivors(privacy, clients),
         "scores": settings.scores,
     }
+
+
+def least_survivors(privacy: Privacy, clients: int) -> int:
+    """Returns among how many clients at least each update is hidden.
+
+    Args:
+        privacy: The run's.
+        clients: How many clients know each other.
+    """
+    from fedstrata.privacy.secure_sum.shares import threshold  # noqa: PLC0415 - for masks alone
+
+    return max(threshold(clients), privacy.settings.survivors or LEAST_SITES)
 
 
 def peaks(device: torch.device, others: Sequence[Mapping[str, int | None]]) -> dict[str, int | None]:

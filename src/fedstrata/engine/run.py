@@ -382,7 +382,7 @@ class Run(Generic[EngineType]):
             **model_facts(self.experiment, self.engine.whole),
             **self.engine.facts(),
             "privacy": privacy_facts(self.experiment.privacy),
-            "secure_aggregation": sum_facts(self.experiment.privacy),
+            "secure_aggregation": sum_facts(self.experiment.privacy, len(self.engine.clients())),
             "devices": self._fleet.profiles if self._fleet else None,
         }
 

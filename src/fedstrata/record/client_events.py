@@ -14,6 +14,9 @@ def line_of(event: str, facts: Mapping[str, Any]) -> str:
     match event:
         case "joined":
             told = f"joined as {facts['client']}"
+        case "hidden":
+            told = f"secure aggregation: each update is hidden among at least {facts['least']} of "
+            told += f"{facts['known']} sites"
         case "session_over":
             told = f"joining again: {facts['message']}"
         case "turn":

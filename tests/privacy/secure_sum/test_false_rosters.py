@@ -129,6 +129,10 @@ OF_SITES = (ForgedKeys, UnpinnedSite, ReplayedKeys)
 """Refusals of a site that an honest server may do without; any other is the end of the sum."""
 
 
+@pytest.mark.claim("security_review#few-sites")
+@pytest.mark.claim("security_review#forged-keys")
+@pytest.mark.claim("security_review#replayed-keys")
+@pytest.mark.claim("security_review#third-of-the-sites")
 @pytest.mark.parametrize(
     ("script", "refusal"),
     [
@@ -181,6 +185,7 @@ def lying_of_the_number_of_sites(sites: Sequence[str], said: int, folder: Path) 
     return federation
 
 
+@pytest.mark.claim("security_review#third-of-the-sites")
 @pytest.mark.parametrize(
     ("asked", "said", "refusal"),
     [
@@ -205,6 +210,7 @@ def test_the_threshold_follows_from_the_lock_of_each_site_and_not_from_the_roste
     assert not released
 
 
+@pytest.mark.claim("security_review#third-of-the-sites")
 @pytest.mark.parametrize("needed", range(3, 8))
 def test_a_threshold_below_the_own_one_is_refused(needed: int, tmp_path: Path) -> None:
     """With t shares of n, sites that lie have to be 2t - n to unmask a single update."""
@@ -233,6 +239,7 @@ def test_a_higher_threshold_is_kept_to_the_end(tmp_path: Path) -> None:
     assert equal(unmasking.finish(), FIVE)
 
 
+@pytest.mark.claim("security_review#other-rosters")
 def test_a_second_roster_is_refused(federation: Federation) -> None:
     roster = federation.keys()
     federation.clients[VICTIM].shares(roster)
@@ -246,6 +253,7 @@ def test_a_site_that_its_own_lock_has_not_takes_no_part(federation: Federation) 
         SumClient(NAME, VICTIM, IDENTITIES[PEER], lock_of(FIVE), SUBJECT, federation.guards[VICTIM])
 
 
+@pytest.mark.claim("security_review#changed-shares")
 @pytest.mark.parametrize(
     "spoil",
     [
@@ -286,6 +294,7 @@ def test_shares_are_for_the_site_that_gets_them(federation: Federation) -> None:
         victim.receive(mine)
 
 
+@pytest.mark.claim("security_review#other-sharers")
 def test_a_site_masks_with_those_that_have_sent_it_shares(federation: Federation) -> None:
     delivered = federation.shares(federation.keys())
     mine, victim = delivered[VICTIM], federation.clients[VICTIM]

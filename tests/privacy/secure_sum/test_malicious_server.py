@@ -57,6 +57,8 @@ def require_unreleased(guards: Mapping[str, ReleaseGuard]) -> None:
     guards[VICTIM].release(NEXT, SUBJECT.plan, FIVE[:4])
 
 
+@pytest.mark.claim("security_review#other-rosters")
+@pytest.mark.claim("security_review#both-shares")
 def test_two_sets_of_survivors_give_no_share(
     federation: Federation, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
 ) -> None:
@@ -74,6 +76,7 @@ def test_two_sets_of_survivors_give_no_share(
     require_unreleased(guards)
 
 
+@pytest.mark.claim("security_review#both-shares")
 def test_both_shares_of_a_site_never_leave(federation: Federation, released: list[ReleasedShares]) -> None:
     unmasking = federation.masked_sum()
     federation.consistency(unmasking)
@@ -91,6 +94,7 @@ def test_both_shares_of_a_site_never_leave(federation: Federation, released: lis
         assert sorted(mine) == list(FIVE)
 
 
+@pytest.mark.claim("security_review#replayed-keys")
 def test_a_replayed_signature_is_none(
     tmp_path: Path, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
 ) -> None:
@@ -127,6 +131,7 @@ def test_enough_signatures_of_others_are_not_enough_without_ones_own(
     assert not released
 
 
+@pytest.mark.claim("security_review#other-rosters")
 @pytest.mark.parametrize("field", ["agreed", "model", "plan"])
 def test_split_settings_a_split_model_or_plan_are_found_before_a_share_leaves(
     field: str, tmp_path: Path, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
@@ -149,6 +154,7 @@ def test_split_settings_a_split_model_or_plan_are_found_before_a_share_leaves(
     require_unreleased(guards)
 
 
+@pytest.mark.claim("security_review#few-sites")
 def test_too_few_survivors_are_not_signed(
     tmp_path: Path, released: list[ReleasedShares], guards: Mapping[str, ReleaseGuard]
 ) -> None:

@@ -162,6 +162,7 @@ class Agreements:
             for what in ("documents", "windows"):
                 documents_of(client, greeting, what)
             length = self._experiment.task.max_length
+            self._require_known(client, greeting)
         expected = self._shapes(client)
         shapes = next((own for own in expected if _told(own) == trained), expected[0])
         agreement = agreement_of(self._experiment, client, rows, length, self._purpose, shapes, self._numbers)
@@ -180,6 +181,21 @@ class Agreements:
             )
         self._compare(client, weights)
         return agreement
+
+    def _require_known(self, client: str, greeting: Greeting) -> None:
+        """Refuses a client whose lock demands more clients in a sum than the run has."""
+        if not self._experiment.privacy.settings.secure_aggregation:
+            return
+        from fedstrata.privacy.secure_sum.shares import threshold  # noqa: PLC0415 - for masks alone
+
+        known, clients = greeting.get("known"), len(self._cuts)
+        if not is_count(known) or not known:
+            raise RefusedError(f"client {client!r} does not state how many sites its lock has")
+        if (needed := threshold(known)) > threshold(clients):
+            raise RefusedError(
+                f"the lock of client {client!r} has {known} sites, so that it demands {needed} of them in "
+                f"each sum; this run has {clients} sites. Its lock must name the sites of this run alone"
+            )
 
     def _who_decides(self, theirs: Mapping[str, JSON]) -> str:
         """Says which settings labels go by, where a client has others."""

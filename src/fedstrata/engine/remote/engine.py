@@ -126,12 +126,12 @@ class RemoteEngine(Engine):
         counts = client in self._delivered and client not in self._at_work
         delivered = self._under_way if counts else None
         rounds = [number for number in self._counted.get(client, ()) if number <= self._committed]
-        session = {path: value for path, value in agreed(self._experiment).items() if path in SESSION}
+        settings = {path: value for path, value in agreed(self._experiment).items() if path in SESSION}
         return {
             "run": self.id,
             "counted": max(rounds, default=0),
             "delivered": delivered,
-            "session": session,
+            "settings": settings,
         }
 
     @cached_property

@@ -33,6 +33,7 @@ from fedstrata.data.split import PARTS
 from fedstrata.engine.agreed import agreed, agreed_hash
 from fedstrata.engine.budgets import SiteBudget
 from fedstrata.engine.check import check_settings
+from fedstrata.engine.facts import least_survivors
 from fedstrata.engine.prepare import Experiment, prepare_client
 from fedstrata.engine.remote.agreeing import TRAINING, agreement_of, held, windows_of
 from fedstrata.engine.remote.shared_settings import with_shared
@@ -124,8 +125,17 @@ class RemoteClient:
             "documents": {**documents},
             "windows": {part: sum(counts) for part, counts in windows.items()},
             **held(experiment),
+            **self._known(),
         }
         self._take_down("greeting", Message({}, {**self.greeting, "facts": dict(self.agreement.facts)}))
+
+    def _known(self) -> dict[str, JSON]:
+        """Returns how many sites this site's lock has, from which the threshold that it demands follows."""
+        if self._secure is None:
+            return {}
+        known = len(self._secure.pinned(self.id)[1])
+        self._listen("hidden", {"least": least_survivors(self._experiment.privacy, known), "known": known})
+        return {"known": known}
 
     def _told_of_documents(self) -> tuple[dict[str, list[int]], dict[str, int]]:
         """Returns the windows of examples, and how many documents there are, by part, as the server hears it.
@@ -169,8 +179,8 @@ class RemoteClient:
         folder = self._workplace.folder = home_of(self._home, run)
         self._workplace.run = run if isinstance(run, str) else None
         if self._secure is not None:
-            session = membership.welcome.get("session")
-            said = session if isinstance(session, Mapping) else {}
+            settings = membership.welcome.get("settings")
+            said = settings if isinstance(settings, Mapping) else {}
             self._workplace.agreed = agreed_hash(agreed(self._experiment, said))
         self._caches = ClientCaches(folder, self._experiment.settings, self._listen)
         self._workplace.cache_of = self._caches.of
