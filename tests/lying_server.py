@@ -1,4 +1,7 @@
-"""A site as `fedstrata join` makes it, for tests of a server that lies."""
+"""A server that lies at the join or between sessions, as a site meets it: all that it says is the test's.
+
+A site goes through what `fedstrata join` does: `with_shared`, the policy, `prepare_client`, `RemoteClient`.
+"""
 
 from __future__ import annotations
 
@@ -7,21 +10,26 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from fedstrata.client.store import home_of
+import yaml
+
 from fedstrata.client.turn import Failed, Order
 from fedstrata.core.handlers import SCORE, is_exchange
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Plan, Update
-from fedstrata.engine.agreed import agreed, agreed_hash
-from fedstrata.engine.prepare import prepare_client
+from fedstrata.engine.agreed import SESSION, agreed
+from fedstrata.engine.check import check_settings
+from fedstrata.engine.prepare import Experiment, prepare_client
 from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
+from fedstrata.engine.remote.site_policy import PolicyGuard
 from fedstrata.engine.simulated_identities import files_of
 from fedstrata.wire import frame
 
 RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
+"""Ids of two runs."""
 SITES = ("site-1", "site-2", "site-3", "site-4")
 DATA = ("data.types=[problem, test, treatment, drug]", "data.synthetic.sites=4", "data.synthetic.notes=48")
+"""What a site says itself."""
 SHARED = (
     "model.init=random",
     "model.tokenizer=mini",
@@ -33,13 +41,16 @@ SHARED = (
     "federation.rounds=3",
     "threads=1",
 )
+"""What an honest server says."""
 
 
 def told(*overrides: str) -> dict[str, Any]:
+    """Returns what an honest server says with these settings."""
     return shared_settings(prepare_client(read_source(None, [*DATA, *SHARED, *overrides]), SITES[0]))
 
 
 def changed(said: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
+    """Returns what a server says that lies in one setting."""
     lie = deepcopy(dict(said))
     *sections, key = path.split(".")
     place = lie["settings"]
@@ -49,7 +60,38 @@ def changed(said: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
     return lie
 
 
+def policy_of(folder: Path, **lines: Any) -> PolicyGuard:
+    """Returns a site's policy of these lines."""
+    path = folder / "policy.yaml"
+    path.write_text(yaml.safe_dump(lines))
+    return PolicyGuard.read(path)
+
+
+def prepared(
+    said: Mapping[str, Any], name: str = SITES[0], own: Sequence[str] = (), guard: PolicyGuard | None = None
+) -> Experiment:
+    """Returns what a site has loaded once it has accepted what the server says."""
+    guard = guard or PolicyGuard()
+    source = with_shared(read_source(None, [*DATA, *own]), said, guard)
+    guard.require_settings(check_settings(source).settings)
+    experiment = prepare_client(source, name)
+    guard.require_experiment(experiment, name)
+    return experiment
+
+
 class Site:
+    """A process of a site, in its own home.
+
+    Args:
+        folder: In which every site has a home, and its identity and lock under secure aggregation.
+        said: What the server says at the join.
+        name: Of the site.
+        own: What the site says itself.
+        guard: Its policy.
+        run: The run that the welcome of the first session names.
+        runs: How many runs its people have accepted.
+    """
+
     def __init__(
         self,
         folder: Path,
@@ -57,12 +99,13 @@ class Site:
         name: str = SITES[0],
         *,
         own: Sequence[str] = (),
+        guard: PolicyGuard | None = None,
         run: JSON = RUN,
         runs: int = 1,
     ) -> None:
         self.name, self.home = name, folder / "homes" / name
         self.log: list[tuple[str, Mapping[str, Any]]] = []
-        self.experiment = prepare_client(with_shared(read_source(None, [*DATA, *own]), said), name)
+        self.experiment = prepared(said, name, own, guard)
         secure = self.experiment.privacy.settings.secure_aggregation
         identity, lock = files_of(folder, name) if secure else (None, None)
         self.remote = RemoteClient(
@@ -72,17 +115,26 @@ class Site:
             lambda event, facts: self.log.append((event, facts)),
             identity=identity,
             lock=lock,
+            policy=guard,
+            runs=runs,
         )
         self.welcome(run)
 
     def welcome(self, run: JSON) -> None:
-        w = self.remote._workplace
-        w.folder, w.run = home_of(self.home, run), run
-        w.agreed = agreed_hash(agreed(self.experiment))
+        """Begins a session with a welcome that names a run."""
+        settings = {path: value for path, value in agreed(self.experiment).items() if path in SESSION}
+        self.remote.enter({"run": run, "counted": 0, "settings": settings})
+
+    def start_plan(self, **values: JSON) -> Plan:
+        """Returns the plan of a first round, with these values."""
+        state = self.experiment.method.start(self.experiment.model)
+        return Plan({name: tensor.clone() for name, tensor in state.tensors.items()}, values)
 
     def ask(self, handler: str, plan: Plan, *, number: int = 1, call: int = 1) -> Update:
+        """Asks for a task; raises why nothing came of it."""
         order, remote = Order(self.name, number, handler, call, frame.encode(plan)), self.remote
         if is_exchange(handler):
+            assert remote._secure is not None
             result = remote._secure.compute(order, remote._site)
         else:
             own = remote._scoring.score if handler == SCORE else None

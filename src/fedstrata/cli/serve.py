@@ -161,6 +161,15 @@ def join(
             "then learns that site's update. Repeat for several sites.",
         ),
     ] = None,
+    new_run: Annotated[
+        bool,
+        typer.Option(
+            "--new-run",
+            help="Accept one other run than the one that was joined. The counters of the policy and of "
+            "differential privacy begin again for it (a budget over runs still holds), released sums stay "
+            "recorded. Use it once, and only if the people of the federation agreed on a new run.",
+        ),
+    ] = False,
     log_json: LogJson = False,
     debug: Debug = False,
 ) -> None:
@@ -172,7 +181,12 @@ def join(
     Example: fedstrata join site.yaml --server 10.0.0.1:7447 --client north --token token
     --certificate north.pem --key north.key --authority server.pem
     """
-    from fedstrata.engine.remote.joining import join_run  # noqa: PLC0415 - heavy
+    from fedstrata.core.plugins import search_here  # noqa: PLC0415 - heavy
+
+    search_here(False)  # before anything else is imported, and as long as the site's own files name no code
+    from fedstrata.engine.remote.joined_runs import JoinedRuns  # noqa: PLC0415
+    from fedstrata.engine.remote.joining import join_run  # noqa: PLC0415
+    from fedstrata.engine.remote.shared_settings import names_code  # noqa: PLC0415
     from fedstrata.engine.remote.site_policy import PolicyGuard  # noqa: PLC0415
     from fedstrata.transport.kit import IDENTITY, LOCK, POLICY  # noqa: PLC0415
 
@@ -183,6 +197,8 @@ def join(
     guard = PolicyGuard.read(policy) if policy is not None else None
     session_of = line.sessions()
     source = _site(line, arguments)
+    search_here(names_code(source.values, guard))
+    runs = JoinedRuns(line.place, client).count + 1 if new_run else 1
     log.tell(f"asking {line.address} what is to be trained", event="asking")
 
     def settings_of(refused: bool) -> Mapping[str, Any]:
@@ -203,6 +219,7 @@ def join(
             lock=lock or line.kept(LOCK),
             guard=guard,
             allow_without=allow_without or (),
+            runs=runs,
         )
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None

@@ -183,7 +183,7 @@ class SecureTurns:
             )
         if not terms.counts:
             require_own_terms(terms, self._workplace.privacy)
-        self._workplace.permit(replace(order, handler=terms.sum.handler))
+        self._workplace.permit(order if terms.counts else replace(order, handler=terms.sum.handler))
         self._workplace.reserve()  # a site without room drops out before others count on its share
         identity, lock = self.pinned(order.client)
         with self._ledger(order) as ledger:

@@ -141,6 +141,16 @@ class PolicyError(ConfigurationError):
     """A run asks for more than a site's policy allows."""
 
 
+def refuse_by_policy(problems: Iterable[Problem]) -> None:
+    """Raises what of a run a site's policy does not allow, if anything.
+
+    Raises:
+        PolicyError: Something is not allowed.
+    """
+    if wrong := list(problems):
+        raise PolicyError(wrong)
+
+
 def refuse(problems: Sequence[Problem]) -> None:
     """Raises what is wrong with a configuration, if anything is.
 

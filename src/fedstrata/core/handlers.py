@@ -9,11 +9,18 @@ FIRST_EXCHANGE = "keys"
 SCORE = "@score"
 """The handler of a client elsewhere that scores its documents; before a slash, exchanges of a masked sum of
 what it has counted."""
+COUNTED = "scores/"
+"""Before the part of the split, the name that a masked sum of counts has in place of a handler."""
 
 
 def is_scoring(handler: str) -> bool:
     """Whether a handler has a client score its documents, or is part of that."""
     return handler.partition("/")[0] == SCORE
+
+
+def counts_documents(handler: str) -> bool:
+    """Whether a handler has a client score its documents, in the clear or for a masked sum."""
+    return handler == SCORE or handler.startswith(COUNTED)
 
 
 def is_exchange(handler: str) -> bool:

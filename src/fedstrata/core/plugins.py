@@ -13,7 +13,7 @@ from functools import cached_property, reduce
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
@@ -47,7 +47,10 @@ class Plugins(Mapping[str, Plugin]):
     Attributes:
         group: As given.
         own: As given; what is documented and listed by name goes by these alone.
+        searches_here: Whether references are also searched for in the working folder (`search_here`).
     """
+
+    searches_here: ClassVar[bool] = True
 
     def __init__(
         self, group: str, own: Mapping[str, Plugin], *, kind: str, is_one: Callable[[Any], bool]
@@ -178,10 +181,21 @@ class Plugins(Mapping[str, Plugin]):
         return f"{name} is defined in {where}, where no other process can import it; {way}"
 
 
+def search_here(allowed: bool) -> None:
+    """Sets whether references are also searched for in the working folder, after all other places.
+
+    Args:
+        allowed: Whether they are. If not, no import of this process finds anything in that folder.
+    """
+    Plugins.searches_here = allowed
+    if not allowed:
+        sys.path[:] = [place for place in sys.path if place and Path(place).resolve() != Path.cwd().resolve()]
+
+
 def _imported(reference: str) -> Any:
     """Imports what a reference names; modules of the working folder are found too, after all others."""
     module, _, path = reference.partition(":")
-    if (folder := str(Path.cwd())) not in sys.path:
+    if Plugins.searches_here and (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
     return reduce(getattr, path.split("."), import_module(module))
 

@@ -18,6 +18,8 @@ from safetensors import SafetensorError
 from fedstrata.core.errors import ConfigurationError, Problem
 
 MINI = Path(__file__).parent / "mini"
+SHIPPED = "mini"
+"""The name of the model that comes with fedstrata."""
 PACKAGE_PREFIX = "package:"
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -50,7 +52,7 @@ def locate(name: str, *, revision: str | None = None, weights: bool, setting: st
     Raises:
         ConfigurationError: There is no such thing, or the hub does not give it.
     """
-    if name == "mini":
+    if name == SHIPPED:
         if not MINI.is_dir():
             raise refused(setting, "'mini' is not part of this installation of fedstrata")
         return MINI

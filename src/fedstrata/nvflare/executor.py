@@ -13,8 +13,10 @@ from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 
 from fedstrata.core.errors import FedstrataError
+from fedstrata.core.plugins import search_here
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.remote.joining import RemoteClient, join_run
+from fedstrata.engine.remote.shared_settings import names_code
 from fedstrata.engine.remote.site_policy import PolicyGuard
 from fedstrata.nvflare.job_cell import JobCell
 from fedstrata.nvflare.membership import CellMembership, settings_of
@@ -67,8 +69,10 @@ def _join(cell: JobCell, server: str, client: str, site: SiteSettings) -> None:
         )
 
     guard = PolicyGuard.read(Path(site.policy)) if site.policy is not None else None
+    source = read_source(Path(site.configuration), [])
+    search_here(names_code(source.values, guard))
     join_run(
-        read_source(Path(site.configuration), []),
+        source,
         client,
         lambda refused: settings_of(cell, server, timing, _logger.warning, refused=refused),
         session_of,
@@ -78,6 +82,7 @@ def _join(cell: JobCell, server: str, client: str, site: SiteSettings) -> None:
         lock=Path(site.lock) if site.lock is not None else None,
         guard=guard,
         allow_without=site.allow_without,
+        runs=site.runs,
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.base import Positive, Settings
+from fedstrata.core.settings.base import Count, Positive, Settings
 from fedstrata.core.settings.source import read_source, validate
 
 SITE = "fedstrata.yaml"
@@ -34,6 +34,11 @@ class SiteSettings(Settings):
         default=[],
         description="Sites of which the server may learn a single update: a masked sum without them is "
         "accepted over a model that was summed with them before.",
+    )
+    runs: Count = Field(
+        default=1,
+        description="How many runs its people have accepted, one after the other; raised by one for each new "
+        "run, on which the people of the federation agree.",
     )
     deadline: Positive = Field(
         default=600.0, description="Seconds to wait for an answer before the server is given up."

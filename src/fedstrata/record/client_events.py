@@ -12,6 +12,11 @@ TROUBLE = frozenset({"budget_refused", "policy_refused", "turn_failed", "warning
 def line_of(event: str, facts: Mapping[str, Any]) -> str:
     """Returns what is told of an event; nothing if it is not for people."""
     match event:
+        case "bounds":
+            told = (
+                f"this site allows one run of at most {facts['rounds']} rounds, and {facts['scorings']} "
+                "scorings a round"
+            )
         case "joined":
             told = f"joined as {facts['client']}"
         case "hidden":

@@ -70,12 +70,15 @@ def served(remote: RemoteClient, welcome: dict[str, JSON]) -> Iterator[tuple[Grp
 def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
     tmp_path: Path, experiment: Experiment
 ) -> None:
-    """A server that begins anew has committed nothing: what was learnt in other runs stays."""
+    """A server that begins anew has committed nothing: what was learnt in other runs stays.
+
+    The people of the site have accepted two runs, one after the other.
+    """
     for client in CLIENTS:
         for number in (1, 2, 3):
             ends = Message({"head": torch.tensor(float(number))})
             store_of(tmp_path, FIRST, client, number).write(ends)
-    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None, runs=2)
     for welcome, left in (
         ({"counted": 0, "run": SECOND}, 3.0),
         ({"counted": 2, "run": FIRST}, 2.0),
@@ -113,20 +116,20 @@ def test_a_turn_whose_end_was_lost_with_the_line_counts_as_the_server_says(
 def test_scores_that_fail_cost_a_client_nothing_that_it_has_learnt(
     tmp_path: Path, experiment: Experiment
 ) -> None:
-    store_of(tmp_path, FIRST, "site-1", 3).write(Message({"head": torch.tensor(3.0)}))
+    store_of(tmp_path, FIRST, "site-1", 2).write(Message({"head": torch.tensor(2.0)}))
     failed = Event()
     remote = RemoteClient(
         experiment, "site-1", tmp_path, lambda event, facts: failed.set() if event == "turn_failed" else None
     )
-    with served(remote, {"counted": 3, "run": FIRST}) as (hub, membership):
-        asked = Header(Kind.PLAN, turn=1, round=3, handler=SCORE)
+    with served(remote, {"counted": 2, "run": FIRST}) as (hub, membership):
+        asked = Header(Kind.PLAN, turn=1, round=2, handler=SCORE)
         hub.send("site-1", asked, frame.encode(Plan({}, {"part": "all of them"})))
         thread = Thread(target=remote.serve, args=(membership,))
         thread.start()
         assert failed.wait(60)
         hub.stop(1.0, complete=True)
         thread.join()
-    assert kept(tmp_path, FIRST, "site-1") == 3.0
+    assert kept(tmp_path, FIRST, "site-1") == 2.0
 
 
 def test_what_is_sent_twice_has_no_noise_in_common(tmp_path: Path, experiment: Experiment) -> None:
@@ -157,8 +160,9 @@ def test_whatever_the_server_has_is_on_the_disk_of_the_client(
 ) -> None:
     """A message, why a turn has failed, and before all else what the client says of itself."""
     flushed: list[int] = []
-    monkeypatch.setattr("os.fsync", flushed.append)
     remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    assert remote._runs.count == 0  # makes the site's database, whose name is flushed too
+    monkeypatch.setattr("os.fsync", flushed.append)
     (greeting,) = read_ledger(client_folder(tmp_path, "site-1") / LEDGER)
     assert (greeting["what"], greeting["run"], greeting["round"]) == ("greeting", None, 0)
     assert greeting["values"]["examples"] == remote.greeting["examples"]
@@ -178,7 +182,7 @@ def test_whatever_the_server_has_is_on_the_disk_of_the_client(
             assert line["frame"] == arrival.frame.sha256()
             assert (line["run"], line["handler"]) == (FIRST, handler)
             assert line["what"] == ("message" if turn == 1 else "failure")
-            assert len(flushed) == 3 + turn, "the greeting, each line by itself, and both new folders"
+            assert len(flushed) == 1 + turn, "each line by itself, and the new folder"
             hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
         hub.stop(1.0, complete=True)
         thread.join()

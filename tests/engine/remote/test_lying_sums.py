@@ -103,7 +103,7 @@ class Server:
 
     def __init__(self, folder: Path, *settings: str, lies: Mapping[str, Any] | None = None) -> None:
         simulated_identities(folder, SITES)
-        said = told(SECURE, *settings)
+        self._said = said = told(SECURE, *settings)
         self.sites = {name: Site(folder, (lies or {}).get(name, said), name) for name in SITES}
         self._folder, self._sums = folder, 0
         self._own = self.sites[SITES[-1]].experiment
@@ -112,6 +112,11 @@ class Server:
         tensors = model.tensors(self._own.method.trainable(model.layout))
         self.plan = Plan({name: each.clone() for name, each in tensors.items()}, {})
         self.weights = {name: site.remote._site.count for name, site in self.sites.items()}
+
+    def new_run(self) -> None:
+        """Has every site join another run, as with `--new-run`."""
+        for name in self.sites:
+            self.sites[name] = Site(self._folder, self._said, name, run=OTHER, runs=2)
 
     def mean(
         self,
@@ -267,9 +272,8 @@ def test_no_second_sum_over_a_model_leaves_one_site_out(server: Server, name: di
     assert first is not None
     if "plan" in name:
         name = {**name, "plan": Plan(server.plan.tensors, name["plan"])}
-    if "run" in name:
-        for site in server.sites.values():
-            site.welcome(OTHER)
+    if "run" in name:  # which people have agreed on at each site
+        server.new_run()
     second, cohort = server.mean(*OTHERS, **name)
     assert cohort.kinds == dict.fromkeys(OTHERS, AlreadyReleased)
     assert server.recovered(first, second, *OTHERS) == 0.0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,18 @@ from fedstrata.core.errors import ConfigurationError, PolicyError, PolicyRefused
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import Plan
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare_client
 from fedstrata.engine.remote.joining import RemoteClient
-from fedstrata.engine.remote.site_policy import BEGAN, PolicyGuard
+from fedstrata.engine.remote.site_policy import PolicyGuard
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.wire import frame
 
 RUN = ("method={name: layer_skipping, top: 1}", "federation.rounds=5", "training.epochs=2")
 SECURE = "privacy.secure_aggregation=true"
+NOISED = (*PRIVATE, "privacy.noise=secure")
 
 
 def guard(folder: Path, *lines: str) -> PolicyGuard:
@@ -48,8 +51,10 @@ def guard(folder: Path, *lines: str) -> PolicyGuard:
         ("scores: false", (SECURE, "privacy.scores=summed"), "what is counted of held-out documents stays"),
         ("floors: false", (), "what floors count to stays here"),
         ("mechanisms: [joint, local]", (), "joint or local here, and the server asks for 'none'"),
-        ("mechanisms: [joint]", PRIVATE, "joint here, and the server asks for 'local'"),
+        ("mechanisms: [joint]", NOISED, "joint here, and the server asks for 'local'"),
         ("units: [patient]", PRIVATE, "patient here, and the server asks for document"),
+        ("mechanisms: [local]", PRIVATE, "and the server asks for privacy.noise: seeded"),
+        ("epsilon: 40", PRIVATE, "and the server asks for privacy.noise: seeded"),
         ("epsilon: 4", (), "at most 4 here, and the run has no differential privacy"),
         ("delta: 0.00001", PRIVATE, "at most 1e-05 here, and the server asks for 0.01"),
     ],
@@ -68,7 +73,7 @@ def test_a_run_that_asks_for_more_is_refused_with_the_line(
 
 
 def test_a_run_within_the_policy_goes_on_and_all_that_is_not_is_told_at_once(tmp_path: Path) -> None:
-    own = [*TINY, *PRIVATE, "method={name: layer_skipping, top: 1}", SECURE]
+    own = [*TINY, *NOISED, "method={name: layer_skipping, top: 1}", SECURE]
     settings = check_settings(read_source(None, own)).settings
     lines = ("methods: [layer_skipping]", "rounds: 2", "secure_aggregation: true", "scores: false")
     more = ("mechanisms: [local]", "units: [document]", "delta: 0.01", "steps: 3", "epochs: 1")
@@ -139,6 +144,13 @@ class Joined:
         order = Order("site-1", number, handler, 1, self._plan)
         assert isinstance(self.client._workplace.compute(order, self.client._site), Done)
 
+    def score(self, number: int, part: str = "validation", *, final: bool = False) -> None:
+        shared = frame.decode(self._plan, Plan)
+        plan = frame.encode(Plan(shared.tensors, {"part": part, "final": final}))
+        own = self.client._scoring.score
+        order = Order("site-1", number, SCORE, 1, plan)
+        assert isinstance(self.client._workplace.compute(order, self.client._site, handle=own), Done)
+
 
 def test_a_turn_that_asks_for_more_computes_nothing_and_the_server_hears_no_more(tmp_path: Path) -> None:
     site = Joined(tmp_path, "rounds: 1", "handlers: [train]")
@@ -165,24 +177,17 @@ def test_no_turn_begins_once_so_much_has_left(tmp_path: Path) -> None:
     assert f"and {sent / 2**20:.4g} have left in this run" in site.heard[0]
 
 
-def test_no_turn_begins_once_a_run_has_gone_on_for_so_long(tmp_path: Path) -> None:
-    """By the clock of its first turn, which outlives the process."""
+def test_no_task_begins_once_a_run_has_gone_on_for_so_long(tmp_path: Path) -> None:
+    """By the clock of its first task, which outlives the process; scoring is a task."""
     site = Joined(tmp_path, "hours: 2")
-    site.ask(1)
+    site.score(1)
     site.ask(2)
-    began = json.loads((site.folder / BEGAN).read_text())["seconds"]
-    (site.folder / BEGAN).write_text(json.dumps({"seconds": began - 7201}))
-    with pytest.raises(PolicyRefusedError):
-        site.ask(3)
+    with closing(sqlite3.connect(tmp_path / "home" / SITE_DATABASE)) as database, database:
+        database.execute("UPDATE first_tasks SET began = began - 7201")
+    for again in (site.ask, site.score):
+        with pytest.raises(PolicyRefusedError):
+            again(2)
     assert re.match(r"hours: at most 2 here, and the run began 2(\.\d+)? hours ago", site.heard[0])
-
-
-def test_scores_are_no_handler_of_a_method(tmp_path: Path) -> None:
-    own, heard = guard(tmp_path, "handlers: [train]", "rounds: 1", "hours: 1"), []
-    order = Order("site-1", 2, SCORE, 1, frame.encode(Plan()))
-    own.permit(order, tmp_path, lambda event, facts: heard.append(event))
-    assert not heard
-    assert not list(tmp_path.rglob(BEGAN)), "no turn of the run has begun"
 
 
 def test_the_policy_of_the_documentation_is_one(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ Names = Annotated[list[str], Field(min_length=1)]
 
 
 class SitePolicy(Settings):
-    """The bounds of a site; what is not set is not bounded."""
+    """The bounds of a site; what has no default here and is not set is not bounded."""
 
     methods: Names | None = Field(default=None, description="Methods that may run.")
     handlers: Names | None = Field(
@@ -23,7 +23,18 @@ class SitePolicy(Settings):
         default=None,
         description="Models that may be trained, by the hash of embedding and blocks, which a refusal names.",
     )
-    rounds: Count | None = Field(default=None, description="Most rounds of a run.")
+    model_names: Names | None = Field(
+        default=None,
+        description="Models that a server may name, beside `mini` and those of installed packages: folders, "
+        "hub ids and references, of `model.name`, `model.tokenizer` and `model.weights`.",
+    )
+    rounds: Count | None = Field(
+        default=None,
+        description="Most rounds of a run; those that the server named at the join when not set.",
+    )
+    scorings: Count = Field(
+        default=2, description="Most scorings of this site's documents in a round, that of the test included."
+    )
     epochs: Count | None = Field(
         default=None, description="Most passes over the training documents in a round (training.epochs)."
     )
@@ -31,10 +42,10 @@ class SitePolicy(Settings):
         default=None, description="Most steps in a round of private training (privacy.steps)."
     )
     megabytes_up: Positive | None = Field(
-        default=None, description="Most that leaves the site in a run, by its ledger; no turn begins beyond."
+        default=None, description="Most that leaves the site in a run, by its ledger; no task begins beyond."
     )
     hours: Positive | None = Field(
-        default=None, description="After so long since a run's first turn here no turn of it begins."
+        default=None, description="After so long since a run's first task here no task of it begins."
     )
     scores: bool = Field(
         default=True, description="Whether what is counted of held-out documents may leave the site."

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure
 from fedstrata.client.releases import turns_begun
-from fedstrata.client.store import client_folder, home_of
+from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Failed, Order, Workplace, is_handler
 from fedstrata.core.errors import (
     ConfigurationError,
@@ -36,7 +36,8 @@ from fedstrata.engine.check import check_settings
 from fedstrata.engine.facts import least_survivors
 from fedstrata.engine.prepare import Experiment, prepare_client
 from fedstrata.engine.remote.agreeing import TRAINING, agreement_of, held, windows_of
-from fedstrata.engine.remote.shared_settings import with_shared
+from fedstrata.engine.remote.joined_runs import JoinedRuns
+from fedstrata.engine.remote.shared_settings import lasting_settings, with_shared
 from fedstrata.engine.remote.site_identity import secure_turns_of
 from fedstrata.engine.remote.site_policy import PolicyGuard
 from fedstrata.engine.remote.site_scoring import SiteScoring
@@ -59,8 +60,9 @@ class RemoteClient:
         listen: Told of its progress.
         identity: Where its identity lies, with secure aggregation.
         lock: Where it says whom it sums with.
-        policy: What its site allows; all if none.
+        policy: What its site allows; the defaults if none.
         allow_without: Sites of which this site's operator accepts that the server learns a single update.
+        runs: How many runs its people have accepted, one after the other.
 
     Raises:
         ConfigurationError: There is no client of this name in the data, or it has not what secure aggregation
@@ -78,6 +80,7 @@ class RemoteClient:
         lock: Path | None = None,
         policy: PolicyGuard | None = None,
         allow_without: Collection[str] = (),
+        runs: int = 1,
     ) -> None:
         self._experiment, self._home, self._listen = experiment, home, listen
         self._trained, self._failure = 0, ""
@@ -105,8 +108,9 @@ class RemoteClient:
             home=home,
             allow_without=frozenset(allow_without),
         )
-        if policy is not None:
-            self._workplace.permit = lambda order: policy.permit(order, self._workplace.folder, listen)
+        self._runs, guard = JoinedRuns(home, client, runs), policy or PolicyGuard()
+        rounds = experiment.settings.federation.rounds
+        self._workplace.permit = lambda order: guard.permit(order, self._runs, rounds, listen)
         self._budget = SiteBudget(experiment, self._workplace, self._site, listen)
         self._scoring = SiteScoring(experiment, self._workplace, self._site, listen)
         for line in data_lines(self._scoring.corpus):
@@ -127,6 +131,7 @@ class RemoteClient:
             **held(experiment),
             **self._known(),
         }
+        self._lasting = lasting_settings(experiment, self.agreement, self.greeting["weights"])
         self._take_down("greeting", Message({}, {**self.greeting, "facts": dict(self.agreement.facts)}))
 
     def _known(self) -> dict[str, JSON]:
@@ -173,18 +178,10 @@ class RemoteClient:
 
         Raises:
             LineError: The session is over; with `SessionOverError` a new one may be begun.
+            RefusedError: See `enter`.
             TrainingError: The run is complete, and this client has failed whenever it was to train.
         """
-        run = membership.welcome.get("run")
-        folder = self._workplace.folder = home_of(self._home, run)
-        self._workplace.run = run if isinstance(run, str) else None
-        if self._secure is not None:
-            settings = membership.welcome.get("settings")
-            said = settings if isinstance(settings, Mapping) else {}
-            self._workplace.agreed = agreed_hash(agreed(self._experiment, said))
-        self._caches = ClientCaches(folder, self._experiment.settings, self._listen)
-        self._workplace.cache_of = self._caches.of
-        self._keep_what_counts(membership.welcome)
+        self.enter(membership.welcome)
         while True:
             header, content = membership.receive(patient=True)
             if header.kind == Kind.END:
@@ -199,6 +196,24 @@ class RemoteClient:
                 self._deliver(membership, header)
             elif header.kind == Kind.FAILED:
                 self._refused(header, content)
+
+    def enter(self, welcome: Mapping[str, JSON]) -> None:
+        """Begins a session with what the server says of the run when it starts.
+
+        Raises:
+            FrameError: The server names no run.
+            RefusedError: It names another run than the one that was joined, or has changed its settings
+                (`JoinedRuns.enter`).
+        """
+        folder = self._workplace.folder = self._runs.enter(welcome.get("run"), self._lasting)
+        self._workplace.run = self._runs.run
+        if self._secure is not None:
+            settings = welcome.get("settings")
+            said = settings if isinstance(settings, Mapping) else {}
+            self._workplace.agreed = agreed_hash(agreed(self._experiment, said))
+        self._caches = ClientCaches(folder, self._experiment.settings, self._listen)
+        self._workplace.cache_of = self._caches.of
+        self._keep_what_counts(welcome)
 
     def _keep_what_counts(self, welcome: Mapping[str, JSON]) -> None:
         """Drops what is kept of rounds that are not committed, or were without this client.
@@ -354,6 +369,7 @@ def join_run(
     lock: Path | None = None,
     guard: PolicyGuard | None = None,
     allow_without: Collection[str] = (),
+    runs: int = 1,
 ) -> None:
     """Takes part in the run of a server, to its end.
 
@@ -366,21 +382,21 @@ def join_run(
         listen: Told of its progress.
         identity: Where its identity lies, with secure aggregation.
         lock: Where it says whom it sums with.
-        guard: What its site allows; all if none.
+        guard: What its site allows; the defaults if none.
         allow_without: Sites of which this site's operator accepts that the server learns a single update.
+        runs: How many runs its people have accepted, one after the other.
 
     Raises:
         ConfigurationError: What the site and the server say does not fit together, or the site's policy does
             not allow it, which the server is told.
         FedstrataError: See `RemoteClient.take_part`.
     """
-    source = with_shared(source, settings_of(False), guard.trusted if guard is not None else ())
+    guard, told = guard or PolicyGuard(), settings_of(False)
     try:
-        if guard is not None:
-            guard.require_settings(check_settings(source).settings)
+        source = with_shared(source, told, guard)
+        guard.require_settings(check_settings(source).settings)
         experiment = prepare_client(source, client)
-        if guard is not None:
-            guard.require_experiment(experiment, client)
+        guard.require_experiment(experiment, client)
     except PolicyError:
         settings_of(True)
         raise
@@ -393,5 +409,9 @@ def join_run(
         lock=lock,
         policy=guard,
         allow_without=allow_without,
+        runs=runs,
     )
+    rounds, most = experiment.settings.federation.rounds, guard.policy
+    bounds = {"rounds": min(rounds, most.rounds or rounds), "scorings": most.scorings}
+    listen("bounds", bounds)
     remote.take_part(session_of)

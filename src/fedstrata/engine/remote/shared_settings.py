@@ -4,21 +4,42 @@ From the server come the method, the model, the task, how clients train and the 
 documents, its device, and where it keeps what.
 """
 
+from __future__ import annotations
+
+import hashlib
+import json
 from collections.abc import Collection, Iterator, Mapping
 from copy import deepcopy
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem, RefusedError, printable, refuse
+from fedstrata.core.errors import (
+    ConfigurationError,
+    FrameError,
+    Problem,
+    RefusedError,
+    printable,
+    refuse_by_policy,
+)
 from fedstrata.core.plugins import is_reference
-from fedstrata.core.settings.source import Source, assign, differing
+from fedstrata.core.settings.source import Source, assign, differing, flatten
 from fedstrata.core.settings.yaml import as_yaml
+from fedstrata.core.types import JSON
 from fedstrata.engine.agreed import OWN, SHARED
 from fedstrata.engine.check import check_settings, sections_of, unservable
 from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.run_folder import MAY_CHANGE_ON_RESUME
+from fedstrata.models.given import MODELS
+from fedstrata.models.locate import PACKAGE_PREFIX, SHIPPED
+from fedstrata.transport.agreement import Agreement
+
+if TYPE_CHECKING:
+    from fedstrata.engine.remote.site_policy import PolicyGuard
 
 _MODEL = ("model", "name")
 _NAMES_OF_CODE = (("method", "name"), ("task", "name"), ("task", "extra_metrics"), _MODEL)
+_OWN_CODE = (*_NAMES_OF_CODE, ("data", "format"))
+"""Where a site's own configuration may name code."""
 THERE = "the server"
 """The origin of what the server has said."""
 
@@ -35,17 +56,43 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     return {"fedstrata": version("fedstrata"), "settings": {section: every[section] for section in SHARED}}
 
 
-def with_shared(source: Source, told: Mapping[str, Any], trusted: Collection[str] = ()) -> Source:
+def lasting_settings(experiment: Experiment, agreement: Agreement, weights: JSON) -> dict[str, str]:
+    """Returns hashes of what must stay the same while a run lasts, by setting.
+
+    These are the server's settings, but for those that a server which resumes a run may change and those that
+    are a site's own. Labels, tokenizer and weights stand for the model, whose place may change.
+
+    Args:
+        experiment: What is run.
+        agreement: What the client holds as agreed.
+        weights: Hashes of the weights that the client begins with.
+    """
+    may_change = MAY_CHANGE_ON_RESUME - ({"federation.metric"} if experiment.method.validates else set())
+    every = dict(flatten(shared_settings(experiment)["settings"]))
+    lasting = {path: value for path, value in every.items() if not path.startswith(OWN)}
+    lasting = {path: value for path, value in lasting.items() if path not in may_change}
+    lasting |= {name: agreement.facts[name] for name in ("labels", "tokenizer")}
+    # Of an epsilon the noise is for as many rounds as the run began with.
+    lasting |= {"weights": weights, "privacy.sigma": experiment.privacy.sigma}
+    texts = {path: json.dumps(value, sort_keys=True) for path, value in lasting.items()}
+    return {path: hashlib.sha256(text.encode()).hexdigest() for path, text in texts.items()}
+
+
+def with_shared(source: Source, told: Mapping[str, Any], guard: PolicyGuard | None = None) -> Source:
     """Returns a site's configuration with what the server has said of the run.
+
+    Nothing that the server names is imported, opened or called before it is known to be allowed.
 
     Args:
         source: The site's own.
         told: What the server says (`shared_settings`).
-        trusted: References (`package.module:Class`) that the site's policy allows.
+        guard: The site's policy; the defaults if none.
 
     Raises:
+        PolicyError: The server names a method that the policy does not allow, or code or a model that the
+            site has not named, or noise that protects nothing. All such problems at once.
         ConfigurationError: The site's own says something else where that is not its to say, or is wrong in
-            itself; or the server names code that the site has not named. All such problems at once.
+            itself. All such problems at once.
         RefusedError: The server is of another version, or serves no run.
         FrameError: The server's is no configuration.
     """
@@ -61,7 +108,16 @@ def with_shared(source: Source, told: Mapping[str, Any], trusted: Collection[str
         )
     if isinstance(privacy := said.get("privacy"), dict) and privacy.get("budget") is not None:
         raise FrameError("the server says privacy.budget, which is a site's to say")
-    refuse(list(_unnamed(said, source.values, trusted)))
+    if guard is not None:
+        guard.require_method(said)
+    methods, models = (guard.policy.methods, guard.policy.model_names) if guard is not None else (None, None)
+    refuse_by_policy(
+        [
+            *_unnamed_code(said, source.values, methods or (), models or ()),
+            *_unnamed_models(said, source.values, models or ()),
+            *_repeatable_noise(said, source.values),
+        ]
+    )
     shared = Source(deepcopy(dict(said)), dict.fromkeys(said, THERE))
     theirs = check_settings(shared)
     if theirs.problems:
@@ -87,25 +143,95 @@ def with_shared(source: Source, told: Mapping[str, Any], trusted: Collection[str
     return shared
 
 
-def _unnamed(said: Mapping[str, Any], own: Mapping[str, Any], trusted: Collection[str]) -> Iterator[Problem]:
+def names_code(values: Mapping[str, Any], guard: PolicyGuard | None) -> bool:
+    """Whether a site's own configuration or policy names code, which may lie in its working folder.
+
+    Args:
+        values: The site's own configuration.
+        guard: Its policy, if it has one.
+    """
+    policy = [] if guard is None else [*(guard.policy.methods or ()), *(guard.policy.model_names or ())]
+    own = [name for path in _OWN_CODE for name in _names_in(_at(values, path))]
+    return any(_is_code(name) for name in [*policy, *own])
+
+
+def _unnamed_code(
+    said: Mapping[str, Any], own: Mapping[str, Any], methods: Collection[str], models: Collection[str]
+) -> Iterator[Problem]:
     """Yields a problem for all code that the server names and the site does not, before any is imported.
 
     What is plugged in by an installed package has a name, and to have installed it is to have agreed to it.
+
+    Args:
+        said: The server's settings.
+        own: The site's own settings.
+        methods: Methods that the site's policy names.
+        models: Models that it names.
     """
     for path in _NAMES_OF_CODE:
         theirs, mine = _at(said, path), _at(own, path)
         if theirs == mine or (path == _MODEL and mine is not None):
             continue
-        for name in theirs if isinstance(theirs, list) else [theirs]:
-            named = name.get("name") if isinstance(name, dict) else name
-            if not isinstance(named, str) or named in trusted or ":" not in named:
-                continue
-            if is_reference(named) and not named.startswith("package:"):
+        trusted = models if path == _MODEL else methods
+        for name in _names_in(theirs):
+            packaged = path == _MODEL and name.startswith(PACKAGE_PREFIX)  # which is read and not imported
+            if name not in trusted and is_reference(name) and not packaged:
                 message = (
-                    f"the server names {printable(named)}, code that this site has not agreed to run: "
+                    f"the server names {printable(name)}, code that this site has not agreed to run: "
                     "install it here as a package with entry points, or name it in this site's configuration"
                 )
                 yield Problem(".".join(path), message)
+
+
+def _unnamed_models(
+    said: Mapping[str, Any], own: Mapping[str, Any], allowed: Collection[str]
+) -> Iterator[Problem]:
+    """Yields a problem for all that the server would have read of this machine or of the hub, unnamed here.
+
+    Args:
+        said: The server's settings.
+        own: The site's own settings; where they say what is read, the server's are not used.
+        allowed: Models that the site's policy names.
+    """
+    theirs, mine = (each.get("model") for each in (said, own))
+    theirs, mine = (each if isinstance(each, dict) else {} for each in (theirs, mine))
+    read = {**theirs, **mine}
+    config = read.get("config")
+    drawn = read.get("init") == "random" and isinstance(config, dict) and "model_type" in config
+    used = {"name": not drawn or read.get("tokenizer") is None, "tokenizer": True, "weights": True}
+    known = {SHIPPED, *MODELS.installed, *allowed, *(each for each in mine.values() if isinstance(each, str))}
+    for key, is_read in used.items():
+        name = read.get(key)
+        code = key == "name" and _is_code(name)  # refused as such
+        if is_read and isinstance(name, str) and name not in known and not code:
+            message = (
+                f"the server names {printable(name)}, which this site has not agreed to read: name it in "
+                f"this site's configuration (model.{key}), or in its policy (model_names)"
+            )
+            yield Problem(f"model.{key}", message)
+
+
+def _repeatable_noise(said: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields a problem for noise that the server can draw again, unless the site's own file asks for it."""
+    path = ("privacy", "noise")
+    if _at(said, path) == "seeded" != _at(own, path):
+        message = (
+            "the server has seeded, noise that it can draw again and subtract, which protects nothing; for "
+            "an experiment this site's configuration must have it too (privacy: {noise: seeded})"
+        )
+        yield Problem("privacy.noise", message)
+
+
+def _names_in(value: Any) -> list[str]:
+    """Returns the names that a setting holds: itself, those of a list, or those of sections in one."""
+    every = value if isinstance(value, list) else [value]
+    names = (each.get("name") if isinstance(each, dict) else each for each in every)
+    return [name for name in names if isinstance(name, str)]
+
+
+def _is_code(name: Any) -> bool:
+    """Whether a model or another part is named by a reference, which is imported."""
+    return isinstance(name, str) and is_reference(name) and not name.startswith(PACKAGE_PREFIX)
 
 
 def _at(values: Mapping[str, Any], path: tuple[str, str]) -> Any:

@@ -1,39 +1,37 @@
-"""Holds a run against a site's own policy: before the site joins it, and before each of its turns.
+"""Holds a run against a site's own policy: before the site joins it, and before each of its tasks.
 
 What is wrong is told at the site, with the line of the policy; the server hears that it was refused.
 """
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import (
     ConfigurationError,
-    PolicyError,
     PolicyRefusedError,
     Problem,
     did_you_mean,
+    printable,
     refuse,
+    refuse_by_policy,
 )
-from fedstrata.core.files import write_atomically
-from fedstrata.core.handlers import is_scoring
+from fedstrata.core.handlers import counts_documents, is_scoring
 from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, read_source, validate
+from fedstrata.core.types import Plan
 from fedstrata.engine.floors import told_by_sites
 from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.remote.joined_runs import JoinedRuns
 from fedstrata.methods import METHODS
-from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.record.log import Listener
+from fedstrata.wire import frame
 
-BEGAN = "began.json"
-"""A file in a client's folder: when the first turn of a run began there."""
 _MEGABYTE = 2**20
 
 
@@ -41,12 +39,15 @@ class PolicyGuard:
     """A site's policy, and where each of its lines stands.
 
     Args:
-        policy: The policy.
+        policy: The policy; the defaults if none.
         source: Where it was read from.
+
+    Attributes:
+        policy: The policy.
     """
 
-    def __init__(self, policy: SitePolicy, source: Source) -> None:
-        self._policy, self._source = policy, source
+    def __init__(self, policy: SitePolicy | None = None, source: Source | None = None) -> None:
+        self.policy, self._source = policy or SitePolicy(), source or Source()
 
     @classmethod
     def read(cls, path: Path) -> PolicyGuard:
@@ -65,10 +66,16 @@ class PolicyGuard:
         refuse([source.problem("methods", message) for message in told])
         return cls(policy, source)
 
-    @property
-    def trusted(self) -> tuple[str, ...]:
-        """The code that a server may name: methods that the policy has by their reference."""
-        return tuple(filter(is_reference, self._policy.methods or ()))
+    def require_method(self, said: Mapping[str, Any]) -> None:
+        """Checks the method that the server names, before it is imported.
+
+        Raises:
+            PolicyError: The policy does not allow it, and it is none of fedstrata's own.
+        """
+        section = said.get("method")
+        name = section.get("name") if isinstance(section, Mapping) else None
+        if isinstance(name, str) and not METHODS.is_own(name):
+            refuse_by_policy(self._source.problem(*each) for each in self._against_method(name))
 
     def require_settings(self, settings: RunSettings) -> None:
         """Checks a run by what the server says of it, before anything of it is loaded.
@@ -76,8 +83,7 @@ class PolicyGuard:
         Raises:
             PolicyError: The policy does not allow it; all lines that it is against at once.
         """
-        if wrong := [self._source.problem(*each) for each in self._against(settings)]:
-            raise PolicyError(wrong)
+        refuse_by_policy(self._source.problem(*each) for each in self._against(settings))
 
     def require_experiment(self, experiment: Experiment, client: str) -> None:
         """Checks the model that was loaded, and what its noise spends.
@@ -85,7 +91,7 @@ class PolicyGuard:
         Raises:
             PolicyError: The policy does not allow it.
         """
-        policy, problems = self._policy, []
+        policy, problems = self.policy, []
         if policy.models is not None and (found := fingerprint_of(experiment)) not in policy.models:
             problems.append(Problem("models", f"the model of this run, {found}, is none of those"))
         privacy = experiment.privacy
@@ -95,33 +101,30 @@ class PolicyGuard:
                 told = "without bound" if spends is None else f"up to {spends:.4g}"
                 message = f"at most {policy.epsilon:g} here, and the run spends {told}"
                 problems.append(Problem("epsilon", message))
-        if problems:
-            raise PolicyError(self._source.located(problems))
+        refuse_by_policy(self._source.located(problems))
 
-    def permit(self, order: Order, folder: Path, listen: Listener) -> None:
-        """Checks a turn before anything is computed for it.
+    def permit(self, order: Order, runs: JoinedRuns, rounds: int, listen: Listener) -> None:
+        """Checks a task before anything is computed for it: a handler of the method, scoring, or a sum.
 
         Args:
             order: What the server asks for, by the name of the handler that would run.
-            folder: Where the client keeps what is of this run.
+            runs: What the client has counted of its run.
+            rounds: The rounds that the server named when this process joined.
             listen: Told which line of the policy is against it.
 
         Raises:
             PolicyRefusedError: The policy does not allow it; the server hears the message, and no more.
         """
-        if is_scoring(order.handler):
-            return
-        wrong = next(self._against_turn(order, client_folder(folder, order.client)), None)
+        wrong = next(self._against_task(order, runs, rounds), None)
         if wrong is not None:
             listen("policy_refused", {"message": str(self._source.problem(*wrong))})
             raise PolicyRefusedError("this site's policy does not allow it; nothing was computed")
 
     def _against(self, settings: RunSettings) -> Iterator[tuple[str, str]]:
         """Yields the lines of the policy that settings are against, and why."""
-        policy, privacy, training = self._policy, settings.privacy, settings.training
-        asks, method = "and the server asks for", settings.method["name"]
-        if policy.methods is not None and method not in policy.methods:
-            yield "methods", f"{', '.join(policy.methods)} here, {asks} {method}"
+        policy, privacy, training = self.policy, settings.privacy, settings.training
+        asks = "and the server asks for"
+        yield from self._against_method(settings.method["name"])
         for name, most, asked in (
             ("rounds", policy.rounds, settings.federation.rounds),
             ("epochs", policy.epochs, 0 if privacy.by_unit else training.epochs),
@@ -144,20 +147,44 @@ class PolicyGuard:
             yield "units", f"{' or '.join(policy.units)} here, {asks} {privacy.unit}"
         if policy.delta is not None and privacy.delta is not None and privacy.delta > policy.delta:
             yield "delta", f"at most {policy.delta:g} here, {asks} {privacy.delta:g}"
+        if privacy.noise == "seeded":  # which the server can draw again, and subtract
+            for name in ("mechanisms", "epsilon"):
+                if getattr(policy, name) is not None:
+                    yield name, f"noise that protects is demanded here, {asks} privacy.noise: seeded"
 
-    def _against_turn(self, order: Order, folder: Path) -> Iterator[tuple[str, str]]:
-        policy = self._policy
-        if policy.handlers is not None and order.handler not in policy.handlers:
-            yield "handlers", f"{', '.join(policy.handlers)} here, and the server asks for {order.handler}"
-        if policy.rounds is not None and order.round > policy.rounds:
-            yield "rounds", f"at most {policy.rounds} here, and this is round {order.round}"
-        if policy.megabytes_up is not None:
-            sent = sum(line["bytes"] for line in read_ledger(folder / LEDGER) if line["again"] is None)
-            if sent >= policy.megabytes_up * _MEGABYTE:
-                told = f"{sent / _MEGABYTE:.4g} have left in this run"
-                yield "megabytes_up", f"at most {policy.megabytes_up:g} here, and {told}"
-        if policy.hours is not None and (passed := _hours_since_begin(folder)) > policy.hours:
+    def _against_method(self, name: str) -> Iterator[tuple[str, str]]:
+        allowed = self.policy.methods
+        if allowed is not None and name not in allowed:
+            yield "methods", f"{', '.join(allowed)} here, and the server asks for {printable(name)}"
+
+    def _against_task(self, order: Order, runs: JoinedRuns, agreed: int) -> Iterator[tuple[str, str]]:
+        """Yields the lines that a task is against, and why; the first task starts the clock of `hours`."""
+        policy, handler = self.policy, order.handler
+        counts = counts_documents(handler)
+        of_method = not counts and not is_scoring(handler)
+        if of_method and policy.handlers is not None and handler not in policy.handlers:
+            yield "handlers", f"{', '.join(policy.handlers)} here, and the server asks for {handler}"
+        most = agreed if policy.rounds is None else min(policy.rounds, agreed)
+        if order.round > most:
+            yield "rounds", f"at most {most} here, and this is round {order.round}"
+        if policy.megabytes_up is not None and (sent := runs.sent()) >= policy.megabytes_up * _MEGABYTE:
+            told = f"{sent / _MEGABYTE:.4g} have left in this run"
+            yield "megabytes_up", f"at most {policy.megabytes_up:g} here, and {told}"
+        passed = runs.hours()
+        if policy.hours is not None and passed > policy.hours:
             yield "hours", f"at most {policy.hours:g} here, and the run began {passed:.4g} hours ago"
+        if counts and not runs.may_score(order.round, _what_is_scored(order), policy.scorings):
+            yield "scorings", f"at most {policy.scorings} a round here, and the server asks for another"
+
+
+def _what_is_scored(order: Order) -> str:
+    """Returns the hash by which scorings of a round differ: the part of the split, and what is shared.
+
+    A request that is repeated has the same, also where it is repeated under masks, or without.
+    """
+    plan = frame.decode(order.plan, Plan)
+    values = {name: plan.values.get(name) for name in ("part", "final")}
+    return frame.encode(Plan(plan.tensors, values)).sha256()
 
 
 def fingerprint_of(experiment: Experiment) -> str:
@@ -166,13 +193,3 @@ def fingerprint_of(experiment: Experiment) -> str:
     model.restore()
     plain = (*layout.embedding, *(name for block in layout.blocks for name in block), *layout.final_norm)
     return model.fingerprint(layout.frozen or plain)
-
-
-def _hours_since_begin(folder: Path) -> float:
-    """Returns for how long a run has gone on here; from now on if this is its first turn."""
-    path, now = folder / BEGAN, time.time()
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, [json.dumps({"seconds": now}).encode()])
-        return 0.0
-    return (now - float(json.loads(path.read_bytes())["seconds"])) / 3600
