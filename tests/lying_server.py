@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 
 from fedstrata.client.turn import Failed, Order
-from fedstrata.core.handlers import SCORE, is_exchange
+from fedstrata.core.handlers import counts_documents, is_exchange
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.engine.agreed import SESSION, agreed
@@ -127,6 +127,7 @@ class Site:
 
     def start_plan(self, **values: JSON) -> Plan:
         """Returns the plan of a first round, with these values."""
+        self.experiment.model.restore()
         state = self.experiment.method.start(self.experiment.model)
         return Plan({name: tensor.clone() for name, tensor in state.tensors.items()}, values)
 
@@ -137,7 +138,7 @@ class Site:
             assert remote._secure is not None
             result = remote._secure.compute(order, remote._site)
         else:
-            own = remote._scoring.score if handler == SCORE else None
+            own = remote._scoring.score if counts_documents(handler) else None
             result = remote._workplace.compute(order, remote._site, handle=own)
         if isinstance(result, Failed):
             raise result.error

@@ -18,7 +18,7 @@ from support import REPOSITORY, TINY, Finished, finished
 
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import Message, State
+from fedstrata.core.types import JSON, Message, State
 from fedstrata.engine.book import Attendance, Book
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import Experiment, prepare_server
@@ -250,7 +250,14 @@ def serving(folder: Path, clients: Clients) -> Iterator[Serve]:
         def serve(*overrides: str, timing: Timing = PATIENT) -> Server:
             experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
             agreements = Agreements(experiment, CLIENTS, LARGEST)
-            hub = GrpcHub(agreements, largest=LARGEST, clients=CLIENTS, timing=timing)
+            welcome: Mapping[str, JSON] = {"run": "0123456789abcdef", "counted": 0}
+            hub = GrpcHub(
+                agreements,
+                largest=LARGEST,
+                clients=CLIENTS,
+                timing=timing,
+                welcome=lambda client: welcome,
+            )
             address = hub.listen("127.0.0.1:0")
             stack.callback(hub.stop, 1.0)
             return Server(experiment, hub, address, folder, overrides, stack, clients)

@@ -31,6 +31,10 @@ from fedstrata.transport.timing import Timing
 
 _LARGEST = 2**28
 _PATIENCE = 600.0
+_RUN = "0123456789abcdef"
+"""The id of the run that clients join."""
+_MOST_ROUNDS = 1000
+"""That may be timed."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,7 @@ class Setting:
             "adapter": None if self.adapter is None else dict(self.adapter),
             "training": {"batch_size": self.batch, "accumulation": self.accumulation},
             "method": dict(method),
+            "federation": {"rounds": _MOST_ROUNDS},
             "threads": 1,
         }
         path = folder / "run.yaml"
@@ -173,7 +178,14 @@ def federation(
     experiment = prepare(read_source(path, [] if threads is None else [f"threads={threads}"]))
     timing = Timing(answer=_PATIENCE, delay=delay)
     agreements, said = Agreements(experiment, tuple(clients), _LARGEST), shared_settings(experiment)
-    hub = GrpcHub(agreements, largest=_LARGEST, clients=clients, timing=timing, settings=said)
+    hub = GrpcHub(
+        agreements,
+        largest=_LARGEST,
+        clients=clients,
+        timing=timing,
+        settings=said,
+        welcome=lambda client: {"run": _RUN, "counted": 0},
+    )
     with ExitStack() as stack:
         stack.callback(hub.stop, 2.0, complete=True)
         address = hub.listen("127.0.0.1:0")

@@ -38,7 +38,7 @@ def peak(setting: Setting, clients: int, folder: Path) -> tuple[int, int]:
     path = setting.write(folder, names, {"name": "fedavg"})
     values = json.loads(path.read_text(encoding="utf-8"))
     address, site = free_address(), folder / "site.yaml"
-    site.write_text(json.dumps({name: values[name] for name in ("data", "partition", "threads")}))
+    site.write_text(json.dumps({name: values[name] for name in ("data", "partition", "model", "threads")}))
     shared = ("--listen", address, "--insecure", "--clients", ",".join(names), "--out", str(folder / "run"))
     with ExitStack() as stack:
         server = stack.enter_context(fedstrata("serve", str(path), "federation.rounds=2", *shared))

@@ -82,3 +82,34 @@ def test_a_served_run_is_told_of_from_its_beginning_to_its_end(tmp_path: Path) -
     assert not (folder / "operations.json").exists()
     told = picture_of(folder)
     assert (told["server"], told["state"], told["committed"]) == ("not running", "finished", 2)
+
+
+@pytest.mark.slow
+def test_a_site_joins_one_run_and_another_once_a_person_accepts_it(tmp_path: Path) -> None:
+    own = [item for item in TINY if item.startswith("data.")]
+
+    def join(site: str, address: str, *more: str) -> subprocess.Popen[str]:
+        line = ["--insecure", "--client", site, "--server", address, "--home", str(tmp_path / site)]
+        return start("join", *own, *line, *more)
+
+    for number, accepted in enumerate(((), ("--new-run",))):
+        guests = ["--insecure", "--clients", ",".join(SITES), "--listen", "127.0.0.1:0"]
+        out = ["--out", str(tmp_path / f"run {number}")]
+        started = [start("serve", *TINY, "federation.rounds=1", *guests, *out)]
+        try:
+            waiting = next(line for line in lines(started[0].stdout) if "waiting on " in line["message"])
+            address = waiting["message"].split()[2]
+            if accepted:  # the other site is not there yet, so that no round has begun
+                started.append(join(SITES[0], address))
+                refused = started.pop()
+                events = [json.loads(line) for line in refused.communicate(timeout=300)[0].splitlines()]
+                assert (refused.returncode, events[-1]["event"]) == (2, "failed")
+            started += [join(site, address, *accepted) for site in SITES]
+            for process in reversed(started):
+                _, complained = process.communicate(timeout=300)
+                assert process.returncode == 0, complained
+        finally:
+            for process in started:
+                process.kill()
+                process.communicate()
+    assert len(list((tmp_path / SITES[0]).glob("run-*"))) == 2

@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lying_server import DATA, OTHER, RUN, Site, changed, policy_of, prepared, told
+from lying_server import DATA, OTHER, RUN, SITES, Site, changed, policy_of, prepared, told
 from processes import fedstrata
 
 from fedstrata.core.errors import ConfigurationError, FrameError, PolicyError, PolicyRefusedError
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import flatten
 from fedstrata.core.site_database import SITE_DATABASE
+from fedstrata.core.types import Plan
 from fedstrata.engine.remote.joined_runs import ChangedSettingsError, OtherRunError
 from fedstrata.engine.run_folder import MAY_CHANGE_ON_RESUME
+from fedstrata.engine.simulated_identities import simulated_identities
 from fedstrata.transport.grpc.hub import GrpcHub
 
 NOISED = (
@@ -183,6 +185,32 @@ def test_scorings_of_a_round_are_bounded(said: dict[str, Any], tmp_path: Path) -
     site.ask(SCORE, site.start_plan(part="test", final=True), number=3)
     allowed = Site(tmp_path, said, guard=policy_of(tmp_path, scorings=3))
     allowed.ask(SCORE, allowed.start_plan(part="test", final=True), call=2)
+
+
+def test_bounds_hold_for_masked_counts_which_are_no_handler_of_the_method(tmp_path: Path) -> None:
+    """A sum that may not begin has no keys; of one that may all exchanges are one scoring."""
+    simulated_identities(tmp_path, SITES)
+    masked = told("privacy={secure_aggregation: true, scores: summed}")
+    site = Site(tmp_path, masked, guard=policy_of(tmp_path, handlers=["train"]))
+
+    def begin(number: int) -> None:
+        name = {"run": RUN, "round": number, "handler": "scores/validation", "call": 1, "attempt": 0}
+        counts = {"name": "counts", "shape": [12, 3], "bound": 1.0}
+        terms = {"kind": "mean", "sum": name, "plan": "ab" * 32, "tensors": [counts], "scale": 1}
+        site.ask("@score/keys", Plan({}, {**terms, "loss": False, "counts": True}), number=number)
+
+    begin(3)
+    with pytest.raises(PolicyRefusedError):
+        begin(4)
+    for number in range(4):
+        plan = site.start_plan(part="validation", names=["as asked"])
+        next(iter(plan.tensors.values())).view(-1)[0] += number // 2  # each twice
+        site.ask("scores/validation", plan)
+    # A site whose sum did not come about is asked in the clear for what tells nothing: no new scoring.
+    site.ask(SCORE, site.start_plan(part="validation"))
+    for handler in ("scores/test", SCORE):
+        with pytest.raises(PolicyRefusedError):
+            site.ask(handler, site.start_plan(part="test"))
 
 
 PLANTED = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\n"
