@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -139,6 +140,17 @@ def test_a_bit_that_a_disk_has_changed_is_found(tmp_path: Path) -> None:
             continue
         with pytest.raises(FrameError, match=r"state\.safetensors"):
             frame.read(path)
+
+
+def test_reading_a_file_takes_the_memory_of_one_frame(tmp_path: Path) -> None:
+    frame.encode(Message({"w": torch.zeros(2**21)})).write(tmp_path / "frame")
+    tracemalloc.start()
+    try:
+        found = frame.read(tmp_path / "frame")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1.1 * found.nbytes
 
 
 def test_files_of_before_there_were_hashes_are_read(tmp_path: Path) -> None:

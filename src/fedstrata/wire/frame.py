@@ -18,6 +18,7 @@ import hashlib
 import json
 import math
 import operator
+import os
 import shutil
 import struct
 import sys
@@ -310,7 +311,10 @@ def read(path: Path) -> Frame:
         FrameError: The file is missing, cut short, malformed, or not what was written; the message names it.
     """
     try:
-        found = split(bytearray(path.read_bytes()))
+        with path.open("rb") as file:  # into one buffer, which tensors alias
+            data = bytearray(os.fstat(file.fileno()).st_size)
+            del data[file.readinto(data) :]
+        found = split(data)
         written, digest = _hashes(json.loads(found.head[_LENGTH.size :]), found.bodies)
         if written not in (None, digest):  # none in files of before there were any
             raise FrameError(f"damaged: its hash is {digest:.8}, and was {written!s:.8} when it was written")
