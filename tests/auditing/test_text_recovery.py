@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,20 @@ def settings(notes: Path, *overrides: str) -> list[str]:
 def read(notes: Path, *overrides: str) -> dict[str, Recovery]:
     source = read_source(None, settings(notes, *overrides))
     return {own.seen: own for own in recoveries(observe_round(source, lambda event, facts: None), 20)}
+
+
+def test_a_run_that_is_observed_scores_nothing(notes: Path) -> None:
+    rounds: list[Mapping[str, Any]] = []
+
+    def listen(event: str, facts: Mapping[str, Any]) -> None:
+        rounds.extend([facts] if event == "round" else [])
+
+    asked = ("federation.score_clients=true", "federation.evaluate_every=1")
+    observed = observe_round(read_source(None, settings(notes, *SGD, *asked)), listen)
+    (event,) = rounds
+    assert not event["trained"]
+    assert event.keys().isdisjoint({"global", "clients"})
+    assert observed.experiment.settings.federation.score_clients, "what is told of the run is as it was asked"
 
 
 @pytest.mark.slow

@@ -68,7 +68,10 @@ class WatchedRun(Run[WatchedEngine]):
     """
 
     def __init__(self, experiment: Experiment, folder: Path, listen: Listener, watch: Watch) -> None:
-        super().__init__(experiment, folder, listen, partial(WatchedEngine, watch=watch))
+        federation = experiment.settings.federation.model_copy(update={"score_clients": False})
+        settings = experiment.settings.model_copy(update={"federation": federation})
+        unscored = replace(experiment, settings=settings)
+        super().__init__(unscored, folder, listen, partial(WatchedEngine, watch=watch))
         self.last = State()
 
     def _finish(self, state: State) -> dict[str, Any]:
@@ -78,9 +81,6 @@ class WatchedRun(Run[WatchedEngine]):
 
     def _score(self, number: int, state: State, part: str, *, final: bool) -> dict[str, Any]:
         return {}
-
-    def _scored_when_trained(self, number: int) -> Sequence[str]:
-        return ()
 
     def _report(self) -> None:
         """Writes none."""
