@@ -75,6 +75,30 @@ def diverge(*where: tuple[int, str]) -> Callable[[int, str], None]:
     return fail
 
 
+def test_a_run_that_cannot_be_made_leaves_its_record_to_the_next(tmp_path: Path) -> None:
+    experiment = prepare(read_source(None, list(TINY)))
+    closed: list[Path] = []
+
+    class Engine(LocalEngine):
+        def clients(self) -> Any:
+            raise OSError(12, "Cannot allocate memory")
+
+        def close(self) -> None:
+            closed.append(tmp_path)
+
+    def none(*args: Any) -> LocalEngine:
+        raise OSError(12, "Cannot allocate memory")
+
+    for engine_of in (none, Engine):
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            Run(experiment, tmp_path, silent, engine_of)
+    assert closed == [tmp_path]
+    run = Run(experiment, tmp_path, silent, LocalEngine)
+    with pytest.raises(ConfigurationError):
+        Run(experiment, tmp_path, silent, LocalEngine)
+    run._close()
+
+
 def test_a_round_goes_on_without_a_client_that_failed(tmp_path: Path) -> None:
     seen: list[tuple[str, Update]] = []
     overrides = ["federation.min_clients=2", "federation.rounds=1"]

@@ -7,6 +7,7 @@ random decision is derived from the seed and its name (`core.seeding`), never fr
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -69,9 +70,13 @@ class Run(Generic[EngineType]):
         self._listen = listen
         self._log = RecordLog(folder / "record.jsonl")
         self._checkpoints = Checkpoints(folder / "checkpoints")
-        self.engine = engine_of(experiment, folder, self._emit)
-        self._sums = self.engine.counting = secure_aggregation_of(experiment, self.engine, folder)
-        self._fleet = fleet_of(experiment, self.engine.clients())
+        with ExitStack() as failed:  # of a run that cannot be made nothing stays locked or at work
+            failed.callback(self._log.close)
+            self.engine = engine_of(experiment, folder, self._emit)
+            failed.callback(self.engine.close)
+            self._sums = self.engine.counting = secure_aggregation_of(experiment, self.engine, folder)
+            self._fleet = fleet_of(experiment, self.engine.clients())
+            failed.pop_all()
         self._stored_states: dict[str, str | None] = {}
         self._server = ServerDocuments(
             experiment.server, experiment.model, experiment.task, experiment.settings.training
