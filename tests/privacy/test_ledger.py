@@ -348,6 +348,7 @@ def test_a_private_turn_that_is_killed_has_spent_and_told_what_it_sent(
     """It writes three lines: that it has begun, that it has finished, and what leaves."""
     experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "privacy.noise=secure"]))
     engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
+    engine.workplace.apart = True  # as at a site, whose lines hold hashes of what left
     plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
 
     def work(send: Callable[[str], None]) -> None:
@@ -364,6 +365,21 @@ def test_a_private_turn_that_is_killed_has_spent_and_told_what_it_sent(
     assert turns == (2 if (number, when) in {(1, "after it"), (2, "before it"), (2, "half way")} else 1)
     assert {line["protection"] for line in lines} == {LOCAL}
     assert lines[-1]["epsilon"] == experiment.privacy.epsilon("site-1", turns)
+
+
+def test_what_nobody_signs_is_not_hashed_and_a_site_cannot_leave_its_hashes_out(
+    run_once: RunTiny, written: list[bytes], check: Callable[..., int | None]
+) -> None:
+    run = run_once(METHOD, "threads=1")
+    for path in ledgers_in(run.folder):
+        assert verify(path)[0] == 2
+        assert [(line["frame"], line["again"]) for line in read_ledger(path)] == [(None, None)] * 2
+        simulated = path.read_bytes().splitlines(keepends=True)
+    line = {**json.loads(written[0]), "frame": None}
+    assert check([canonical({**line, "hash": hash_of_line(line)}) + b"\n"]) == 1, "it is of a served run"
+    line = {**json.loads(simulated[1]), "frame": 64 * "a"}
+    forged = canonical({**line, "hash": hash_of_line(line)}) + b"\n"
+    assert check([simulated[0], forged]) == 2, "one ledger has hashes or has none"
 
 
 @pytest.mark.slow

@@ -197,7 +197,8 @@ class Workplace:
     def ledger(self, client: str, number: int = 0, handler: str = "", call: int = 0) -> Ledger:
         """Returns what takes down what a client sends in a turn, or in none."""
         turn = Turn(client, self.run, number, handler, call)
-        return Ledger(client_folder(self.folder, client), turn, durable=self.apart)
+        hashed = self.apart or self.privacy.settings.secure_aggregation  # where heads are signed
+        return Ledger(client_folder(self.folder, client), turn, durable=self.apart, hashed=hashed)
 
     def compute(
         self,

@@ -23,7 +23,7 @@ _OS_ERROR = re.compile(r"\(os error (\d+)\)$")
 
 
 def write_atomically(
-    path: Path, pieces: Iterable[bytes | memoryview], *, durable: bool = True, mode: int = 0o666
+    path: Path, pieces: Iterable[bytes | memoryview], *, durable: bool = True, mode: int = 0o600
 ) -> None:
     """Writes a file under a temporary name, flushes it to disk, and renames it.
 
@@ -32,7 +32,7 @@ def write_atomically(
         pieces: Its content, in order.
         durable: Whether it must be on disk, and not only with the operating system, before this returns;
             many small files that can be made again are written faster without.
-        mode: Who may do what with it, less what the process's mask forbids.
+        mode: Who may do what with it, less what the process's mask forbids; its owner alone by default.
     """
     temporary = _temporary(path)
     try:
@@ -65,8 +65,36 @@ def keep_names(folder: Path) -> None:
 
 def reserve(path: Path, size: int) -> None:
     """Gives a file that this process is going to write its size before it has its bytes."""
-    with _temporary(path).open("wb") as file:
+    with open_private(_temporary(path), "wb") as file:
         file.truncate(size)
+
+
+def open_private(path: Path, mode: str, buffering: int = -1) -> IO[Any]:
+    """Opens a file to be written; one that it makes is readable by its owner alone (mode 600)."""
+    return open(path, mode, buffering, opener=lambda name, flags: os.open(name, flags, 0o600))
+
+
+def private_folder(folder: Path, *, existing: bool = False) -> None:
+    """Makes a folder, and those above it that do not exist, for their owner alone (mode 700).
+
+    Args:
+        folder: The folder.
+        existing: Whether to close one that exists already to others, too. One of another user stays as it
+            is, and so does one that users share, which has the sticky bit.
+    """
+    for place in reversed([each for each in folder.parents if not each.exists()]):
+        place.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    state = folder.stat()  # follows a link, as writing into the folder does
+    if existing and state.st_uid == os.geteuid() and not state.st_mode & stat.S_ISVTX:
+        folder.chmod(0o700)
+
+
+def close_to_others(folder: Path) -> None:
+    """Takes all permissions of other users from a folder and from all in it, which libraries have written."""
+    for path in (folder, *folder.rglob("*")):
+        if not path.is_symlink():
+            path.chmod(stat.S_IMODE(path.stat().st_mode) & stat.S_IRWXU)
 
 
 def half_written(path: Path) -> list[Path]:
@@ -141,7 +169,7 @@ def write_new_secret(path: Path, data: bytes) -> None:
 @contextmanager
 def taking_turns(lock: Path) -> Iterator[None]:
     """Lets one process at a time into the block, of those that name the same file; it is made for that."""
-    with lock.open("a") as file:
+    with open_private(lock, "a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
@@ -228,11 +256,12 @@ def require_new(folder: Path) -> None:
 
 
 @contextmanager
-def new_folder(folder: Path) -> Iterator[Path]:
+def new_folder(folder: Path, *, private: bool = False) -> Iterator[Path]:
     """Makes a folder that appears when the block ends; if anything fails, nothing is left behind.
 
     Args:
         folder: The folder; it must be empty if it exists.
+        private: Whether the folder and all in it are their owner's alone, whatever the process's mask.
 
     Yields:
         A temporary folder beside it, to be filled.
@@ -247,6 +276,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
         with errors_naming(folder, temporary):
             temporary.mkdir(parents=True)
             yield temporary
+            if private:
+                close_to_others(temporary)
             if folder.exists():
                 folder.rmdir()
             temporary.rename(folder)

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedstrata.core.client import Line as ClientLine
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import keep_names
+from fedstrata.core.files import keep_names, private_folder
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.privacy.ledger_verification import (
     LEDGER,
@@ -73,10 +73,13 @@ class Ledger:
         turn: The turn.
         durable: Whether a line must be on disk, and not only with the operating system, before its bytes
             leave.
+        hashed: Whether lines hold the hash of what is sent: not in a simulation, where nothing leaves and
+            nobody signs, and hashing takes several times as long as adding the update to the mean.
     """
 
-    def __init__(self, folder: Path, turn: Turn, *, durable: bool) -> None:
+    def __init__(self, folder: Path, turn: Turn, *, durable: bool, hashed: bool = True) -> None:
         self._path, self._turn, self._durable = folder / LEDGER, turn, durable
+        self._hashed = hashed
         self._log: LineLog | None = None
         self._number, self._before = 0, NOTHING
         self._sent: dict[tuple[Any, ...], int] = {}
@@ -120,7 +123,7 @@ class Ledger:
             "handler": self._turn.handler,
             "call": self._turn.call,
             "what": what,
-            "frame": sent.sha256(),
+            "frame": sent.sha256() if self._hashed else None,
             "bytes": sent.nbytes,
             "tensors": {
                 name: [frame.name_of(each.dtype), [*each.shape], each.nbytes]
@@ -130,7 +133,7 @@ class Ledger:
             "protection": protection,
             "epsilon": epsilon,
         }
-        line["again"] = self._sent.get(_key(line))
+        line["again"] = self._sent.get(_key(line)) if self._hashed else None
         line["hash"] = hash_of_line(line)
         try:
             log.write(canonical(line), durable=self._durable)
@@ -157,7 +160,7 @@ class Ledger:
     def _open(self) -> LineLog:
         """Opens the file; a line that was never written to its end is cut off, as nothing has left for it."""
         if begun := not self._path.exists():
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self._path.parent)
         log = LineLog(self._path)
         try:
             if begun and self._durable:

@@ -172,10 +172,11 @@ def _wrong_in(line: Line) -> str:
         return (
             f"its fields are not those of a line: {printable(', '.join(sorted(line.keys() ^ _FIELDS)), 200)}"
         )
-    hashes = all(isinstance(line[name], str) and is_hash(line[name]) for name in ("before", "frame"))
+    simulated = line["frame"] is None and line["run"] is None and line["again"] is None
     sound = {
         "version": line["version"] == VERSION and type(line["version"]) is int,
-        "before or frame": hashes,
+        "before": isinstance(line["before"], str) and is_hash(line["before"]),
+        "frame": simulated or (isinstance(line["frame"], str) and is_hash(line["frame"])),
         **{name: isinstance(line[name], str) and len(line[name]) <= _LONGEST_NAME for name in _WORDS},
         **{name: _counts(line[name]) for name in _NUMBERS},
         "run": line["run"] is None or (isinstance(line["run"], str) and len(line["run"]) <= _LONGEST_NAME),
@@ -204,6 +205,8 @@ def _wrong_after(line: Line, number: int, before: str, first: Line) -> str:
         return (
             f"it is of client {printable(line['client'])!r}, and the first of {printable(first['client'])!r}"
         )
+    if (line["frame"] is None) != (first["frame"] is None):
+        return "it is of a simulation and the first line is not, or the other way round"
     if line["again"] is not None and line["again"] >= number:
         return f"it says that line {line['again']} was sent again, which comes later"
     return ""
