@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import fcntl
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fedstrata.core.files import half_written, new_folder, reserve, taking_turns, write_atomically
+from fedstrata.core.files import (
+    half_written,
+    new_folder,
+    private_folder,
+    reserve,
+    taking_turns,
+    write_atomically,
+)
 
 
 def test_errors_name_what_was_to_be_written_and_leave_nothing(tmp_path: Path) -> None:
@@ -41,6 +49,34 @@ def test_what_was_there_stays_until_all_is_written(tmp_path: Path) -> None:
         write_atomically(path, pieces())
     assert path.read_bytes() == b"before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def mode(path: Path) -> int:
+    return path.stat().st_mode & 0o7777
+
+
+def test_what_is_written_is_its_owners_alone_whatever_the_mask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        private_folder(tmp_path / "run" / "clients" / "north")
+        write_atomically(tmp_path / "run" / "scores.json", [b"{}"])
+        reserve(tmp_path / "run" / "cache", 10)
+        (tmp_path / "open").mkdir()
+        private_folder(tmp_path / "open")
+        left = mode(tmp_path / "open")
+        private_folder(tmp_path / "open", existing=True)
+        (tmp_path / "shared").mkdir()
+        (tmp_path / "shared").chmod(0o1777)
+        private_folder(tmp_path / "shared", existing=True)
+        with new_folder(tmp_path / "model", private=True) as unfinished:
+            (unfinished / "weights").write_text("")
+    finally:
+        os.umask(before)
+    made = (tmp_path / "run", tmp_path / "run" / "clients", tmp_path / "run" / "clients" / "north")
+    assert {mode(path) for path in (*made, tmp_path / "model")} == {0o700}
+    files = (tmp_path / "run" / "scores.json", *half_written(tmp_path / "run" / "cache"))
+    assert [mode(path) for path in (*files, tmp_path / "model" / "weights")] == [0o600] * 3
+    assert (left, mode(tmp_path / "open"), mode(tmp_path / "shared")) == (0o777, 0o700, 0o1777)
 
 
 def test_one_process_at_a_time_is_let_in(tmp_path: Path) -> None:

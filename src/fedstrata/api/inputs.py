@@ -21,7 +21,7 @@ from fedstrata.api.arguments import kinds_in
 from fedstrata.api.options import section_of
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.settings.data import ColumnSettings, DataSettings
 from fedstrata.core.settings.source import Source, assign, validate
 from fedstrata.data.readers.datasets import is_table, read_table
@@ -125,7 +125,7 @@ def _kept_model(model: Module, tokenizer: Any, place: Path) -> dict[str, Any]:
         ConfigurationError: There is another one, or it cannot be kept.
     """
     if not place.exists():
-        place.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        private_folder(place.parent)
         return keep_model(model, tokenizer, place)
     with tempfile.TemporaryDirectory() as temporary:
         again = Path(temporary, "model")
@@ -310,5 +310,5 @@ def _write_private(path: Path, lines: Iterable[bytes]) -> None:
             message = f"{path} holds other documents; name another folder (out)"
             raise ConfigurationError([Problem("data", message, ORIGIN)])
         return
-    path.parent.mkdir(parents=True, mode=0o700)
+    private_folder(path.parent)
     write_atomically(path, [content], mode=0o600)

@@ -88,7 +88,7 @@ def generate(
     from rich.console import Console  # noqa: PLC0415 - heavy
     from rich.progress import Progress  # noqa: PLC0415
 
-    from fedstrata.core.files import write_atomically  # noqa: PLC0415
+    from fedstrata.core.files import private_folder, write_atomically  # noqa: PLC0415
     from fedstrata.data.readers import read_prompts  # noqa: PLC0415
     from fedstrata.data.writers import jsonl  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare_client, prepare_prompts  # noqa: PLC0415
@@ -98,7 +98,7 @@ def generate(
     source, _ = line.site_source(arguments)
     asked = read_prompts(prompts) if prompts is not None else None
     prepare = prepare_client if asked is None else prepare_prompts
-    out.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(out.parent)
     console = Console()
     try:
         with Progress(console=console, disable=not console.is_terminal) as progress:

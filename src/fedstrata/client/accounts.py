@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from fedstrata.core.errors import BudgetRefusedError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.privacy.budgets import budget
 from fedstrata.privacy.budgets.events import GAUSSIAN, SKELLAM, MechanismEvent
 from fedstrata.privacy.mechanism import Privacy
@@ -40,7 +40,7 @@ def account_id(folder: Path, turn: MechanismEvent, *, make: bool = False) -> str
     """
     path = folder / TOKEN
     if make and not has_account(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         write_atomically(path, [secrets.token_hex(16).encode()])
     if not has_account(folder):
         raise BudgetRefusedError("nothing is reserved in this site's budget of privacy; no turn begins")

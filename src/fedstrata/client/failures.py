@@ -7,6 +7,7 @@ shown otherwise: it would hit every client, and a run that took it for an absenc
 what is wrong. It stops the run, whatever `federation.min_clients` is.
 """
 
+import errno
 import gc
 import traceback
 
@@ -42,8 +43,22 @@ def message_of(error: BaseException) -> str | None:
     return str(error) if isinstance(error, FedstrataError) else None
 
 
+def kind_of(error: BaseException) -> str:
+    """Returns the class of an error and its errno: all that a site sends of it.
+
+    A text may name a path, and a path may name a patient.
+
+    Example:
+        >>> kind_of(FileNotFoundError(2, "No such file or directory", "/notes/jane_doe.txt"))
+        'FileNotFoundError ENOENT'
+    """
+    number = error.errno if isinstance(error, OSError) else None
+    name = type(error).__name__
+    return name if number is None else f"{name} {errno.errorcode.get(number, number)}"
+
+
 def describe(error: Exception) -> str:
-    """Returns an error's kind and what may be shown of its text."""
+    """Returns an error's kind and what may be shown of its text on the machine where it was raised."""
     told = message_of(error)
     if isinstance(error, OSError):  # the operating system's words, and a path
         told = ": ".join(str(part) for part in (error.strerror, error.filename) if part)

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fedstrata.core.files import TEMPORARY, write_atomically
+from fedstrata.core.files import TEMPORARY, private_folder, write_atomically
 from fedstrata.models.prefix_cache import FILE
 
 Listing: TypeAlias = Mapping[str, tuple[int, int, int]]
@@ -64,7 +64,7 @@ def apply(made: Changes, folder: Path, stamp: int, *, durable: bool) -> None:
         durable: Whether it must be on disk when this returns.
     """
     if made.written:
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
     for name, data in made.written.items():
         write_atomically(folder / name, [data.data], durable=durable)
         os.utime(folder / name, ns=(stamp, stamp))

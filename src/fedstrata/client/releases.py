@@ -12,7 +12,7 @@ from typing import Any
 from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import BudgetSpentError, FrameError
-from fedstrata.core.files import hash_of, keep_names
+from fedstrata.core.files import hash_of, keep_names, private_folder
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.record.log import RecordLog, read_events
 from fedstrata.wire import frame
@@ -96,7 +96,7 @@ class Release:
         Also where that is at another place than the turn, whose process is lost: nobody can say whether it
         had begun.
         """
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         self._append("begun", noise=self._noise)
         keep_names(self._folder)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from fedstrata.core.errors import FrameError
-from fedstrata.core.files import TEMPORARY
+from fedstrata.core.files import TEMPORARY, private_folder
 from fedstrata.core.types import Message
 from fedstrata.wire import frame
 
@@ -71,7 +71,7 @@ class ClientStore:
 
     def write(self, message: Message) -> None:
         """Writes this round's version and removes those no resumed run can need."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         frame.encode(message).write(self._path(self._number))
         older = [number for number in self._versions() if number < self._number]
         for number in older[:-KEEP]:

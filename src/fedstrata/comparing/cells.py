@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.files import TEMPORARY
+from fedstrata.core.files import TEMPORARY, open_private, private_folder
 from fedstrata.engine.check import Checked
 from fedstrata.engine.run_folder import require_same_settings, write_settings
 from fedstrata.record.history import round_rows
@@ -111,13 +111,13 @@ class CellProcess:
     def __init__(self, cell: Cell) -> None:
         self.cell = cell
         configuration = _beside(cell.folder, ".yaml")
-        configuration.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(configuration.parent)
         write_settings(cell.checked.settings, configuration)
         for leftover in [] if cell.begun else cell.folder.glob(f".*{TEMPORARY}"):
             leftover.unlink()  # of a run killed before it began; a new one wants an empty folder
         self._follower = Follower(cell.record)
         command = [sys.executable, "-m", "fedstrata", "run", str(configuration), "--out", str(cell.folder)]
-        with _beside(cell.folder, ".log").open("wb") as log:
+        with open_private(_beside(cell.folder, ".log"), "wb") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command line, no shell
                 [*command, "--until-eof", *(["--resume"] if cell.begun else [])],
                 stdin=subprocess.PIPE,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.comparing.cells import Cell, CellProcess, stop
-from fedstrata.core.files import hold
+from fedstrata.core.files import hold, open_private, private_folder
 from fedstrata.core.settings.sweep import Sweep
 from fedstrata.record.log import Listener
 from fedstrata.record.summary import falls
@@ -185,8 +185,8 @@ class Comparison:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """Keeps a second comparison out of the folder; the lock goes with the process, however it ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / LOCK).open("w") as file:
+        private_folder(self.folder, existing=True)
+        with open_private(self.folder / LOCK, "w") as file:
             hold(file, f"another comparison is under way in {self.folder}")
             yield
 

@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from fedstrata.core.errors import RefusedError
-from fedstrata.core.files import keep_names
+from fedstrata.core.files import keep_names, private_folder
 
 SITE_DATABASE = "site.sqlite"
 """The file's name, in the home of a site or in the folder of a simulated client."""
@@ -48,7 +48,7 @@ def site_database(path: Path, tables: Sequence[str]) -> Iterator[sqlite3.Connect
     Raises:
         SiteDatabaseError: The file cannot be read or written.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    private_folder(path.parent)
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         keep_names(path.parent)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedstrata.client.store import KEEP, ClientStore, client_folder, versions_in
 from fedstrata.core.errors import FedstrataError, FrameError
-from fedstrata.core.files import TEMPORARY
+from fedstrata.core.files import TEMPORARY, private_folder
 from fedstrata.core.types import State
 from fedstrata.wire import frame
 
@@ -30,7 +30,7 @@ class Checkpoints:
 
     def save(self, number: int, state: State) -> None:
         """Writes the state after a round; the round is committed once its event is in the record."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        private_folder(self._folder)
         frame.encode(state).write(self._path(number))
 
     def prune(self) -> None:

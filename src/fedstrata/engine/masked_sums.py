@@ -30,7 +30,7 @@ from fedstrata.client.secure_turns import (
     said_of,
 )
 from fedstrata.core.errors import FedstrataError, FrameError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.handlers import INPUT
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import Plan, Tensors, Update
@@ -116,7 +116,7 @@ class MaskedSums:
             SecureSumRefusal, FrameError: There is no sum, and no share has left.
         """
         place = self._place(terms)
-        place.parent.mkdir(mode=0o700, exist_ok=True)  # shares that were released lie there
+        private_folder(place.parent)  # shares that were released lie there
         if (place / UNUSABLE).exists():
             shutil.rmtree(place)  # sites decide with whom they make another one
         if _signed(place):
@@ -203,7 +203,7 @@ class MaskedSums:
             if own := _heard(cohort.reject, info.id, masked, MaskedInput, terms.sum, shapes):
                 server.add(own, masked.tensors)
         _require_again(again, server.came)
-        place.mkdir(exist_ok=True)
+        private_folder(place)
         write_atomically(place / TERMS, [terms.model_dump_json().encode()])
         unmasking = server.close(place)
         survivors = unmasking.survivors

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import TEMPORARY, new_folder, write_atomically
+from fedstrata.core.files import TEMPORARY, new_folder, private_folder, write_atomically
 from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, differing, read_source
@@ -84,7 +84,7 @@ def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: b
         room_for(experiment)  # before there is a folder; it is reserved when the run begins
     if folder is None:
         folder = free_folder(Path("runs"), experiment.settings.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder, existing=True)
     if resume:
         _require_same_numbers(folder, source, experiment.settings)
     begin = partial(_write_beginning, experiment, folder, resume=resume)
@@ -104,7 +104,8 @@ def _write_beginning(experiment: Experiment, folder: Path, *, resume: bool) -> N
         isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
         and not (folder / TOKENIZER).exists()
     ):
-        with new_folder(folder / TOKENIZER) as unfinished:  # a resumed run must not build another one
+        # A resumed run must not build another one.
+        with new_folder(folder / TOKENIZER, private=True) as unfinished:
             experiment.model.tokenizer.save_pretrained(unfinished)
 
 
@@ -158,7 +159,7 @@ def open_served(
     """
     settings = check_settings(source).settings.model_copy(update={"threads": experiment.settings.threads})
     folder = folder or free_folder(Path("runs"), settings.name)
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder, existing=True)
     begin = partial(write_settings, settings, folder / SETTINGS)
     return _opened(experiment, folder, listen, engine_of, begin, resume=resume)
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from fedstrata.client.secure_turns import COUNTED
 from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import ClientsLostError, FedstrataError, FrameError
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.method import Method
 from fedstrata.core.settings.privacy import MOST_SITES
 from fedstrata.core.types import ClientInfo, Plan, Tensors
@@ -171,14 +171,14 @@ class SecureAggregation:
 
     def save(self, number: int) -> None:
         """Keeps the ranges of the next round, before this one is committed."""
-        (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        private_folder(self.folder / FOLDER)
         if self.steps is not None:
             self.steps.save(self._path(number).with_suffix(STEPS))
         write_atomically(self._path(number), [json.dumps({"ranges": self._bounds}).encode()])
 
     def _save_counted(self) -> None:
         """Keeps what was counted last: a resumed run does not count the same with other clients."""
-        (self.folder / FOLDER).mkdir(mode=0o700, exist_ok=True)
+        private_folder(self.folder / FOLDER)
         hashed, (tally, documents, clients) = self._last or ("", ({}, 0, ()))
         told = json.dumps([hashed, {**tally}, documents, list(clients)])
         write_atomically(self.folder / FOLDER / COUNTED_LAST, [told.encode()])

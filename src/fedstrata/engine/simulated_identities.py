@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedstrata.client.store import client_folder
+from fedstrata.core.files import private_folder
 from fedstrata.privacy.federation_lock import write_lock
 from fedstrata.privacy.identity import Identity
 
@@ -33,7 +34,7 @@ def simulated_identities(run: Path, clients: Sequence[str]) -> str:
     publics = {}
     for client in clients:
         path, _ = files_of(run, client)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(path.parent)
         publics[client] = (Identity.read(path) if path.exists() else Identity.create(path)).public
     for client in clients:
         _, path = files_of(run, client)

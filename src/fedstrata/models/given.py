@@ -182,11 +182,11 @@ def keep_model(
     _require_no_adapter(model, "model= is")
     _check_tokenizer(tokenizer, "tokenizer= is")
     if named:
-        with new_folder(folder) as unfinished:
+        with new_folder(folder, private=True) as unfinished:
             save_model(model, str(unfinished / WEIGHTS), metadata={"format": "pt"})
         return {**named, "weights": str(folder.absolute())}
     _require_savable(model)
-    with new_folder(folder) as unfinished:
+    with new_folder(folder, private=True) as unfinished:
         model.save_pretrained(unfinished)  # type: ignore[operator]  # checked: a model of transformers
         tokenizer.save_pretrained(unfinished)
     check_weights(folder, str(folder), type(model).__name__)

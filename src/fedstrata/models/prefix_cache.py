@@ -40,7 +40,7 @@ from torch import Tensor
 
 from fedstrata.core.client import Feed
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.files import HASH_BYTES, ends_with_its_hash, with_hash, write_atomically
+from fedstrata.core.files import HASH_BYTES, ends_with_its_hash, private_folder, with_hash, write_atomically
 from fedstrata.core.model import Model
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import JSON
@@ -183,7 +183,7 @@ class PrefixCache:
             dtype = getattr(torch, self.training.cache_dtype)
         needed = estimate_bytes(prefix.lengths.values(), prefix.output.states.shape[-1], dtype)
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            private_folder(self._path.parent)
             if (reason := self.reserve(self._path, needed)) is not None:
                 return reason
             write_atomically(self._path, with_hash(prefix.pieces(key, dtype)))

@@ -20,7 +20,7 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
-from fedstrata.core.files import errors_naming
+from fedstrata.core.files import close_to_others, errors_naming, private_folder
 from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules, find_layout, numbers_in, transformers_model
 from fedstrata.models.plain import PlainConfig
@@ -276,11 +276,12 @@ class Model:
         saved_before = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
         if folder.exists() and not saved_before and (not folder.is_dir() or any(folder.iterdir())):
             raise FedstrataError(f"{folder} exists and holds no saved model; it is left as it is")
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        private_folder(folder.parent)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as work:
             complete, replaced = Path(work, "new"), Path(work, "old")
             with errors_naming(folder, complete):
                 self._write(complete, plain)
+                close_to_others(complete)
             if folder.exists():
                 folder.rename(replaced)
             complete.rename(folder)

@@ -12,7 +12,7 @@ from pathlib import Path
 from pydantic import Field
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
-from fedstrata.core.files import is_somebodys_turn, require_secret, write_atomically
+from fedstrata.core.files import is_somebodys_turn, private_folder, require_secret, write_atomically
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.engine.run_folder import HANDOVER, write_settings
@@ -65,8 +65,7 @@ class Outcome(Settings):
 def leave(folder: Path, handover: Handover, settings: RunSettings) -> None:
     """Leaves what is to be served."""
     place = folder / HANDOVER
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    place.chmod(0o700)
+    private_folder(place, existing=True)
     write_settings(settings, place / ASKED)
     write_atomically(place / _HANDOVER, [handover.model_dump_json().encode()])
 

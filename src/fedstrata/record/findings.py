@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.settings.run import USUAL_METHOD, RunSettings
 
 AUDITS = "audits"
@@ -97,7 +97,7 @@ _TABLES, _SENTENCES, _READINGS = (
 
 def write_finding(finding: Finding, folder: Path) -> None:
     """Writes `<attack>.json` and `<attack>.md`; each appears complete or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
+    private_folder(folder)
     everything = {**json.loads(finding.as_json()), **finding.details}
     text = json.dumps(everything, indent=None if finding.details else 2, allow_nan=False)
     write_atomically(folder / f"{finding.attack}.json", [f"{text}\n".encode()])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import DataError
-from fedstrata.core.files import errors_naming, hold
+from fedstrata.core.files import errors_naming, hold, open_private
 
 Listener = Callable[[str, Mapping[str, Any]], None]
 """Told `(event, facts)` as a run goes on."""
@@ -30,7 +30,7 @@ class LineLog:
     """
 
     def __init__(self, path: Path) -> None:
-        self._path, self._file = path, path.open("ab", buffering=0)
+        self._path, self._file = path, open_private(path, "ab", 0)
         hold(self._file, f"another process is at work on the run in {path.parent}")
 
     def write(self, line: bytes, *, durable: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
-from fedstrata.core.files import require_new, write_atomically
+from fedstrata.core.files import private_folder, require_new, write_atomically
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.task import Task
 from fedstrata.data.icd9 import category
@@ -203,7 +203,7 @@ def predict_files(
         ConfigurationError: The folder is not empty.
     """
     require_new(out)
-    out.mkdir(parents=True, exist_ok=True)
+    private_folder(out, existing=True)
     started, outcome = time.perf_counter(), Outcome()
     predicted = _predicted(result, inputs, outcome, advance)
     if output == "jsonl":
@@ -316,7 +316,7 @@ def _write_pair(
 ) -> None:
     """Writes a text and its annotations, in this order: whoever sees the second has both."""
     target = out / inputs.place(source, document)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    private_folder(target.parent)
     if output == "brat":
         text, rows, suffix = brat.text_of(document), "".join(brat.lines_of(document, labels)), ".ann"
         unchanged = inputs.one_a_file

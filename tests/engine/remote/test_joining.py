@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
+from typing import Any
 
 import pytest
 import torch
 from support import TINY
 
+from fedstrata.client.failures import describe
 from fedstrata.client.store import ClientStore, client_folder, home_of
 from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.handlers import SCORE
@@ -186,7 +188,58 @@ def test_whatever_the_server_has_is_on_the_disk_of_the_client(
             hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
         hub.stop(1.0, complete=True)
         thread.join()
-    assert "which no client of this method runs" in line["values"]["message"]
+    assert line["values"]["message"] == "FrameError"
+
+
+@pytest.mark.claim("security_review#failed-turn")
+@pytest.mark.parametrize(
+    ("error", "sent"),
+    [
+        (
+            FileNotFoundError(2, "No such file or directory", "/notes/jane_doe.txt"),
+            "FileNotFoundError ENOENT",
+        ),
+        (OSError(28, "No space left on device"), "OSError ENOSPC"),
+        (OSError("/notes/jane_doe.txt"), "OSError"),
+        (FrameError("/notes/jane_doe/store-00001.safetensors: cut short"), "FrameError"),
+        (TrainingError("the loss of jane_doe is nan"), "TrainingError"),
+        (KeyError("jane_doe"), "KeyError"),
+    ],
+)
+def test_a_failed_turn_sends_the_kind_of_its_error_and_no_text(
+    tmp_path: Path, experiment: Experiment, monkeypatch: pytest.MonkeyPatch, error: Exception, sent: str
+) -> None:
+    """Paths and messages may name patients; they are for the site's own people."""
+    heard: list[str] = []
+
+    def listen(event: str, facts: Mapping[str, Any]) -> None:
+        heard.extend([facts["message"]] if event == "turn_failed" else [])
+
+    def fail(*args: Any) -> None:
+        raise error
+
+    def serve() -> None:
+        with suppress(KeyError):  # a bug ends the site's process, after the server was told
+            remote.serve(membership)
+
+    remote = RemoteClient(experiment, "site-1", tmp_path, listen)
+    monkeypatch.setattr(remote._scoring, "score", fail)
+    with served(remote, {"counted": 0, "run": FIRST}) as (hub, membership):
+        thread = Thread(target=serve)
+        thread.start()
+        hub.send("site-1", Header(Kind.PLAN, turn=1, round=1, handler=SCORE, call=1), plan({"part": "test"}))
+        arrival = hub.receive(60)
+        assert arrival is not None
+        assert arrival.header is not None
+        assert arrival.frame is not None
+        hub.stop(1.0, complete=True)
+        thread.join()
+    assert arrival.header.kind == Kind.FAILED
+    assert frame.decode(arrival.frame, Message).values == {"message": sent}
+    assert b"jane" not in arrival.frame.tobytes()
+    ledger = client_folder(home_of(tmp_path, FIRST), "site-1") / LEDGER
+    assert b"jane" not in ledger.read_bytes()
+    assert heard == ([describe(error)] if sent != "KeyError" else []), "the site's people see all of it"
 
 
 def plan(values: dict[str, JSON]) -> Frame:

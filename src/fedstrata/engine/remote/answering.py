@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedstrata.client.failures import describe, is_client_failure, message_of, release_memory
+from fedstrata.client.failures import is_client_failure, kind_of, message_of, release_memory
 from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem, RefusedError
 from fedstrata.core.types import Message, State
 from fedstrata.engine.check import divided_method
@@ -107,7 +107,7 @@ class Answers:
         except Exception as error:
             if not isinstance(error, FedstrataError) and not is_client_failure(error):
                 raise
-            told = message_of(error) or describe(error)
+            told = message_of(error) or kind_of(error)
             hub.drop(client, error if isinstance(error, LineError) else RefusedError(told))
             release_memory(error)
             self._say(hub, self._service.leave(client))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.adapters.attach import plain_where_needed
-from fedstrata.client.failures import describe
+from fedstrata.client.failures import kind_of, message_of
 from fedstrata.client.turn import Failed, Order
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import LineError
@@ -290,7 +290,7 @@ class RemoteEngine(Engine):
             self._delivered.discard(client)
             return
         turn, scoring = self._last.pop(client)
-        tell_failed(self.hub, client, turn, describe(error))
+        tell_failed(self.hub, client, turn, message_of(error) or kind_of(error))
         if not scoring:
             self._delivered.discard(client)
             self._lost.add(client)

@@ -27,6 +27,7 @@ from fedstrata.core.errors import (
     SessionLostError,
     SessionOverError,
 )
+from fedstrata.core.files import private_folder
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Message
 from fedstrata.engine.check import divided_method
@@ -115,7 +116,7 @@ class Generating:
             LineError: The server can no longer be reached.
             RefusedError: It does not take this client, or what it asks.
         """
-        self._home.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it keeps there is nobody else's
+        private_folder(self._home)  # what it keeps there is nobody else's
         greeting = Message({}, {**self.greeting, "facts": dict(self.agreement.facts)})
         with self._ledger(None) as ledger:
             ledger.append("greeting", greeting, frame.encode(greeting))

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedstrata.client.caches import ClientCaches
-from fedstrata.client.failures import describe, is_client_failure
+from fedstrata.client.failures import describe, is_client_failure, kind_of
 from fedstrata.client.releases import turns_begun
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Failed, Order, Workplace, is_handler
@@ -26,6 +26,7 @@ from fedstrata.core.errors import (
     TrainingError,
     printable,
 )
+from fedstrata.core.files import private_folder
 from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
 from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON, Message, Update
@@ -91,7 +92,7 @@ class RemoteClient:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
             raise ConfigurationError([Problem("--client", message)])
         self.id, self._site = client, sites[client]
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)  # what it keeps there is nobody else's
+        private_folder(home)  # what it keeps there is nobody else's
         training = experiment.settings.training
         self._workplace = Workplace(
             method=experiment.method,
@@ -263,7 +264,7 @@ class RemoteClient:
                 raise
         except Exception as error:
             self._give_up(header, before)
-            told = Message({}, {"message": describe(error)})
+            told = Message({}, {"message": kind_of(error)})
             if is_client_failure(error):
                 self._tell_failed(header, describe(error))
             failed = Header(Kind.FAILED, turn=header.turn, begun=self._begun)

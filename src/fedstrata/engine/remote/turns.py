@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
-from fedstrata.client.failures import describe, is_client_failure
+from fedstrata.client.failures import is_client_failure, kind_of, message_of
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.cohort import Service
 from fedstrata.core.errors import FedstrataError, FrameError, LineError, printable
@@ -240,7 +240,7 @@ class RemoteTurns:
         """Goes on without a client, which sent an update that is of no use, or none."""
         if client in self._turns:
             self._failed.append((self._turns[client].order, Failed(error, update=sent)))
-            self._end(client, describe(error))
+            self._end(client, message_of(error) or kind_of(error))
 
     def _end(self, client: str, reason: str) -> None:
         """Ends a client's turn, and tells it if it is there."""

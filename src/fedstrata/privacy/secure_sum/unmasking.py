@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from fedstrata.core.errors import FrameError
+from fedstrata.core.files import private_folder
 from fedstrata.core.types import Message
 from fedstrata.privacy.secure_sum.keys import public_half
 from fedstrata.privacy.secure_sum.masks import Mask, MaskStream, pairwise, self_mask
@@ -97,7 +98,7 @@ class SumUnmasking:
             raise OutOfOrder(
                 f"{folder} holds a masked sum that was not finished; resume it, and make no other"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder)
         stored = StoredSum(
             roster=masked.roster,
             agreed=masked.subject.agreed,

@@ -1,0 +1,93 @@
+"""What runs leave is for their owner alone: real processes under the usual mask, 022."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import TINY, RunTiny
+
+PROGRAM = [sys.executable, "-m", "fedstrata"]
+
+
+@pytest.fixture(autouse=True)
+def _usual_mask() -> Iterator[None]:
+    before = os.umask(0o022)
+    yield
+    os.umask(before)
+
+
+def open_to_others(folder: Path) -> list[str]:
+    """Returns what other users may read, write or enter, of a folder and all in it."""
+    return [
+        str(path.relative_to(folder))
+        for path in (folder, *folder.rglob("*"))
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    ]
+
+
+def fedstrata(*arguments: str | Path, folder: Path) -> None:
+    subprocess.run([*PROGRAM, *map(str, arguments)], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.claim("security_review#private-folders")
+def test_a_run_leaves_nothing_that_others_may_read(run_tiny: RunTiny) -> None:
+    assert open_to_others(run_tiny("federation.rounds=1", report=True).folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.claim("security_review#private-folders")
+def test_a_run_closes_its_folder_and_none_above_it(tmp_path: Path) -> None:
+    out = tmp_path / "study" / "run"
+    out.mkdir(parents=True)
+    fedstrata("run", *TINY, "model.tokenizer={train: words}", "--out", out, folder=tmp_path)
+    assert {"checkpoints", "clients", "model", "documents.json", "record.jsonl"} <= {
+        path.name for path in out.iterdir()
+    }
+    assert open_to_others(out) == []
+    assert stat.S_IMODE(out.parent.stat().st_mode) == 0o755
+    out.chmod(0o755)
+    fedstrata("run", "--resume", "--out", out, "federation.rounds=3", folder=tmp_path)
+    assert open_to_others(out) == []
+
+
+@pytest.mark.slow
+@pytest.mark.claim("security_review#private-folders")
+def test_a_served_run_and_its_sites_leave_nothing_that_others_may_read(tmp_path: Path) -> None:
+    sites = ("site-1", "site-2")
+    guests = ["--insecure", "--clients", ",".join(sites), "--listen", "127.0.0.1:0"]
+    command = [*PROGRAM, "serve", *TINY, *guests, "--out", str(tmp_path / "run")]
+    data = [item for item in TINY if item.startswith("data.")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            waiting = next(line for line in server.stdout if "waiting on " in line)
+            address = waiting.split("waiting on ")[1].split()[0]
+            join = [*PROGRAM, "join", *data, "--insecure", "--server", address]
+            joins = [
+                subprocess.Popen([*join, "--client", site, "--home", str(tmp_path / site)]) for site in sites
+            ]
+            server.stdout.read()
+            assert [process.wait() for process in (server, *joins)] == [0, 0, 0]
+        finally:
+            server.kill()
+    for folder in ("run", *sites):
+        assert open_to_others(tmp_path / folder) == []
+
+
+@pytest.mark.slow
+@pytest.mark.claim("security_review#private-folders")
+def test_a_comparison_and_predictions_leave_nothing_that_others_may_read(tmp_path: Path) -> None:
+    rows = "{one: {method: {name: fedavg}}, two: {method: {name: fedprox}}}"
+    (tmp_path / "study.yaml").write_text(f"sweep: {{seeds: [0], rows: {rows}}}\n")
+    fedstrata("compare", "study.yaml", *TINY, "--out", "study", folder=tmp_path)
+    assert open_to_others(tmp_path / "study") == []
+    (tmp_path / "note.txt").write_text("Blood pressure remains high.")
+    run = next(path.parent for path in (tmp_path / "study").rglob("summary.json"))
+    fedstrata("predict", run, "note.txt", "--out", "found", folder=tmp_path)
+    assert open_to_others(tmp_path / "found") == []
