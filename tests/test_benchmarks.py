@@ -231,6 +231,7 @@ def test_errors_and_differences_are_those_of_the_rows_models(tmp_path: Path) -> 
         ),
         ("fifty_sites.py", ["--sites", "2", "--rounds", "2"], {"sites": 2, "rounds": 2, "equal": True}),
         ("poor_line.py", ["--rounds", "2"], {"equal": True, "bytes_equal": True, "restarts": 0}),
+        ("hostile.py", ["--only", "absent"], {"cases": 1, "held": 1, "broken_promises": {}}),
     ],
 )
 def test_what_is_disturbed_ends_as_if_nobody_had(
@@ -239,6 +240,21 @@ def test_what_is_disturbed_ends_as_if_nobody_had(
     command = [sys.executable, str(REPOSITORY / "benchmarks" / "reliability" / script), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert held.items() <= json.loads(done.stdout.splitlines()[-1]).items()
+
+
+def test_a_documented_cost_of_a_hostile_site_is_no_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "reliability")
+    hostile = importlib.import_module("hostile")
+    round_lost, site_lost = (hostile.Loss(kind, "") for kind in ("round abandoned", "site left out"))
+    costly = hostile.CASES["false shares"]
+    assert hostile.is_documented(costly, [round_lost])
+    assert not hostile.is_documented(costly, [round_lost, round_lost])
+    assert not hostile.is_documented(costly, [round_lost, site_lost])
+    assert not hostile.is_documented(hostile.CASES["garbled shares"], [round_lost])
+    named = {each.claim for case in hostile.CASES.values() for each in (case, case.cost) if each}
+    for claim in named:
+        page, _, anchor = claim.partition("#")
+        assert f'<a class="claim" id="{anchor}"></a>' in (REPOSITORY / "docs" / f"{page}.md").read_text()
 
 
 @pytest.mark.slow

@@ -3,11 +3,17 @@
     python benchmarks/reliability/hostile.py
 
 Four sites, each with its kit, learn together over TLS on loopback; three are honest, and the fourth does harm
-in one way (`hostile_site.py`). It may lose its own part, and nothing else: in every round the updates of the
-honest are in the mean, the run comes to its end with their scores, and takes no longer than deadlines allow.
+in one way (`hostile_site.py`). The documents promise that it loses its own part, and the others nothing: in
+every round the updates of the honest are in the mean, the run comes to its end with their scores, and takes
+no longer than deadlines allow. Each case names the claim that promises so, and what the documents say that it
+costs the others all the same.
 
-- `cases`: how many were tried; `held`: in how many it was so;
-- `broken`: of the others, what the honest have lost.
+- `cases`: how many were tried; `held`: in how many the honest lost nothing;
+- `documented_costs`: of which the honest lost what the documents say, with the claim that says so;
+- `broken_promises`: of which they lost anything else, with the false claim. The exit status is then 1.
+
+The deadline of a turn is `DEADLINE_ROUNDS` times the longest round of runs in which all four sites are
+honest, on the machine as it is; `--busy N` starts N processes that compute all the time beside them.
 
 Last line: one JSON object.
 """
@@ -17,13 +23,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hostile_site import PLAIN, SECURE
+from hostile_site import PLAIN, SECURE, Case
 from members import Member, kits_of, made, show_logs
 
 from fedstrata.core.settings.source import read_source
@@ -31,32 +41,64 @@ from fedstrata.record.log import read_events
 
 CONFIGURATION = Path(__file__).with_name("kill.yaml")
 HONEST, HOSTILE = ("site-1", "site-2", "site-3"), "site-4"
-ROUNDS, DEADLINE = 3, 15
-_LONGEST = 240.0
-"""Seconds after which a run counts as held up."""
+ROUNDS = 3
+DEADLINE_ROUNDS, LEAST_DEADLINE = 10, 30.0
+"""A deadline in rounds of honest sites, and the least one in seconds: a loaded machine stalls for seconds."""
+LONGEST_DEADLINES, LONGEST_RUNS = 16, 3
+"""A run counts as held up after so many deadlines, and so many times the longest run of honest sites."""
+CASES = {**PLAIN, **SECURE}
+_BUSY = "import os, sys\nwhile os.getppid() == int(sys.argv[1]): sum(range(10**6))"
+"""A process that computes as long as the one that started it lives."""
 
 
-def settings_of(case: str) -> tuple[dict[str, Any], dict[str, Any]]:
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """What the honest sites have lost.
+
+    Attributes:
+        kind: Its kind, by which the cost of a case names it.
+        told: What it was.
+    """
+
+    kind: str
+    told: str
+
+
+def settings_of(*, secure: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """Returns what the server's kit says, and what that of every site says."""
     values = read_source(CONFIGURATION, []).values
     own = {"data": {**values.pop("data"), "synthetic": {"sites": 4, "notes": 32}}}
     own["partition"] = values.pop("partition")
     values["federation"] = {"rounds": ROUNDS, "min_clients": len(HONEST)}
     values["method"] = {"name": "layer_skipping", "top": 2}
-    if case in SECURE:
+    if secure:
         values["privacy"] = {"secure_aggregation": True}
     return values, own
 
 
-def lost_by_others(case: str, folder: Path) -> list[str]:
-    """Runs a federation with a hostile site; returns what the honest have lost."""
-    kits = kits_of(folder / "federation", *settings_of(case), (*HONEST, HOSTILE)).folder
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long things may take, in seconds.
+
+    Attributes:
+        deadline: A turn.
+        longest: A run.
+    """
+
+    deadline: float = 600.0
+    longest: float = 3600.0
+
+
+def lost_by_others(case: str | None, folder: Path, limits: Limits, *, secure: bool) -> list[Loss]:
+    """Runs a federation with a hostile site, or with none; returns what the honest have lost."""
+    kits = kits_of(folder / "federation", *settings_of(secure=secure), (*HONEST, HOSTILE)).folder
     run, site = folder / "run", Path(__file__).with_name("hostile_site.py")
-    limits = ["--deadline", str(DEADLINE), "--patience", "30"]
-    serve = ["-m", "fedstrata", "serve", str(kits / "server"), "--out", str(run), *limits]
+    times = ["--deadline", str(limits.deadline), "--patience", str(max(30.0, limits.deadline))]
+    serve = ["-m", "fedstrata", "serve", str(kits / "server"), "--out", str(run), *times]
     commands = {"server": serve}
-    commands |= {name: ["-m", "fedstrata", "join", str(kits / "sites" / name)] for name in HONEST}
-    commands[HOSTILE] = [str(site), case, str(kits / "sites" / HOSTILE)]
+    commands |= {name: ["-m", "fedstrata", "join", str(kits / "sites" / name)] for name in (*HONEST, HOSTILE)}
+    if case is not None:
+        commands[HOSTILE] = [str(site), case, str(kits / "sites" / HOSTILE)]
     members = {
         name: Member(lambda command=command: command, folder / f"{name}.log")  # type: ignore[misc]
         for name, command in commands.items()
@@ -66,15 +108,15 @@ def lost_by_others(case: str, folder: Path) -> list[str]:
         members[HOSTILE].start()  # the first to come, if it likes
         for name in ("server", *HONEST):
             members[name].start()
-        while members["server"].process.poll() is None and time.monotonic() - started < _LONGEST:
+        while members["server"].process.poll() is None and time.monotonic() - started < limits.longest:
             time.sleep(0.05)
             if members[HOSTILE].process.poll() not in (None, 0):
                 members[HOSTILE].start()  # it tries again
         status = members["server"].process.poll()
         if status is None:
-            return [f"the run is held up for {_LONGEST:g} s"]
+            return [Loss("held up", f"the run is held up for {limits.longest:.0f} s")]
         if status != 0:
-            return [f"the run ends with status {status}"]
+            return [Loss("run ended", f"the run ends with status {status}")]
         return list(losses_in(run))
     finally:
         for member in members.values():
@@ -82,23 +124,45 @@ def lost_by_others(case: str, folder: Path) -> list[str]:
                 member.end()
 
 
-def losses_in(run: Path) -> list[str]:
-    """Returns what honest sites have lost in a run that came to its end."""
-    events, found = read_events(run / "record.jsonl"), []
+def limits_for(cases: Sequence[str], place: Path, deadline: float | None) -> Limits:
+    """Returns limits by runs of honest sites alone; a deadline that is given replaces the measured one.
+
+    Raises:
+        SystemExit: Such a run loses something.
+    """
+    longest_round = longest_run = 0.0
+    for secure in sorted({case in SECURE for case in cases}):
+        folder, started = made(place / f"honest-{'masked' if secure else 'plain'}"), time.monotonic()
+        if losses := lost_by_others(None, folder, Limits(), secure=secure):
+            show_logs(folder)
+            raise SystemExit(f"a run of honest sites loses: {'; '.join(loss.told for loss in losses)}")
+        events = read_events(folder / "run" / "record.jsonl")
+        seconds = (event["seconds"] for event in events if event["event"] == "round")
+        longest_round = max(longest_round, *seconds)
+        longest_run = max(longest_run, time.monotonic() - started)
+    deadline = deadline or max(LEAST_DEADLINE, DEADLINE_ROUNDS * longest_round)
+    return Limits(deadline, LONGEST_DEADLINES * deadline + LONGEST_RUNS * longest_run)
+
+
+def losses_in(run: Path) -> Iterator[Loss]:
+    """Yields what honest sites have lost in a run that came to its end."""
+    events = read_events(run / "record.jsonl")
     for event in events:
         if event["event"] != "round":
             continue
         number, failed = event["round"], event.get("failed") or []
         if event.get("abandoned"):
-            found.append(f"round {number} was given up")
-        found += [f"round {number} without {name}" for name in HONEST if name in failed]
-    found += [f"{len(rounds)} of {ROUNDS} rounds"] if len(rounds := rounds_of(events)) != ROUNDS else []
+            yield Loss("round abandoned", f"round {number} was given up")
+        for name in HONEST:
+            if name in failed:
+                yield Loss("site left out", f"round {number} without {name}")
+    if len(rounds := rounds_of(events)) != ROUNDS:
+        yield Loss("rounds missing", f"{len(rounds)} of {ROUNDS} rounds")
     if not (run / "model").exists():
-        found.append("no model")
+        yield Loss("no model", "no model")
     summary = json.loads((run / "summary.json").read_bytes())
     if not scores_are_there(summary["metrics"], secure=bool(summary.get("secure_aggregation"))):
-        found.append("scores of honest sites")
-    return found
+        yield Loss("no scores", "scores of honest sites")
 
 
 def rounds_of(events: list[dict[str, Any]]) -> list[int]:
@@ -111,26 +175,60 @@ def scores_are_there(metrics: Mapping[str, Any], *, secure: bool) -> bool:
     return secure or all(metrics["clients"].get(name) for name in HONEST)
 
 
+def is_documented(case: Case, losses: Sequence[Loss]) -> bool:
+    """Whether the honest have lost no more than the documents say that this case costs them."""
+    allowed = Counter(case.cost.losses) if case.cost is not None else Counter[str]()
+    return Counter(loss.kind for loss in losses) <= allowed
+
+
+@contextmanager
+def busy(count: int, folder: Path) -> Iterator[None]:
+    """Has so many processes compute all the time within the block."""
+    command = ["-c", _BUSY, str(os.getpid())]
+    members = [Member(lambda: command, folder / f"busy-{number}.log") for number in range(count)]
+    try:
+        for member in members:
+            member.start()
+        yield
+    finally:
+        for member in members:
+            if member.starts:
+                member.end()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*PLAIN, *SECURE], default=[*PLAIN, *SECURE])
+    parser.add_argument("--only", nargs="+", choices=[*CASES], default=[*CASES])
     parser.add_argument("--logs", action="store_true", help="show what the members of a broken run wrote")
+    parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the runs")
+    parser.add_argument("--deadline", type=float, help="seconds of a turn; measured by default")
     options = parser.parse_args()
     os.environ["GRPC_VERBOSITY"] = "NONE"
-    broken: dict[str, list[str]] = {}
-    with tempfile.TemporaryDirectory(prefix="hostile-") as place:
+    costs: dict[str, dict[str, Any]] = {}
+    broken: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory(prefix="hostile-") as name, busy(options.busy, Path(name)):
+        place = Path(name)
+        limits = limits_for(options.only, place, options.deadline)
+        print(f"deadline: {limits.deadline:.0f} s; longest run: {limits.longest:.0f} s", flush=True)
         for case in options.only:
-            folder, started = made(Path(place, case.replace(" ", "-"))), time.monotonic()
-            lost = lost_by_others(case, folder)
-            seconds, told = time.monotonic() - started, {**PLAIN, **SECURE}[case][0]
-            losses = "; ".join(lost) or "nothing"
-            print(f"{case}: it {told}; others lose {losses} ({seconds:.0f} s)", flush=True)
-            if lost:
-                broken[case] = lost
-                if options.logs:
-                    show_logs(folder)
+            folder, started = made(place / case.replace(" ", "-")), time.monotonic()
+            losses = lost_by_others(case, folder, limits, secure=case in SECURE)
+            seconds, own = time.monotonic() - started, CASES[case]
+            told = [loss.told for loss in losses]
+            lost = "; ".join(told) or "nothing"
+            print(f"{case}: it {own.told}; others lose {lost} ({seconds:.0f} s)", flush=True)
+            if not losses:
+                continue
+            if own.cost is not None and is_documented(own, losses):
+                costs[case] = {"claim": own.cost.claim, "losses": told}
+                continue
+            broken[case] = {"claim": own.claim, "losses": told}
+            if options.logs:
+                show_logs(folder)
     cases = len(options.only)
-    print(json.dumps({"cases": cases, "held": cases - len(broken), "broken": broken}))
+    counts = {"cases": cases, "held": cases - len(costs) - len(broken)}
+    print(json.dumps({**counts, "documented_costs": costs, "broken_promises": broken}))
+    sys.exit(1 if broken else 0)
 
 
 if __name__ == "__main__":

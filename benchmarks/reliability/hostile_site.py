@@ -10,8 +10,8 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -170,76 +170,143 @@ def false_secrets() -> None:
     vars(client)["split"] = lambda secret, *of: split(secrets.token_bytes(len(secret)), *of)
 
 
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What the documents say that a site can cost the others.
+
+    Attributes:
+        claim: Where they say so, `PAGE#ID`.
+        losses: How often each kind of loss may be there.
+    """
+
+    claim: str
+    losses: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One way of doing harm.
+
+    Attributes:
+        claim: Where the documents say that it costs the others nothing, `PAGE#ID`.
+        told: What the site does.
+        act: Has this process do so.
+        cost: What it costs them all the same, by the documents; nothing if none.
+    """
+
+    claim: str
+    told: str
+    act: Callable[[], None]
+    cost: Cost | None = None
+
+
+FALSE_SHARES = Cost("secure_aggregation#false-shares", {"round abandoned": 1})
+SPOILT, MORE, LOST, TURN = (
+    f"processes#{name}" for name in ("spoilt-update", "claims-more", "lost-client", "other-turn")
+)
+KILLED, SILENT, LIAR = (f"secure_aggregation#{name}" for name in ("killed-site", "silent-site", "lying-site"))
 OTHERS = ("site-1", "site-2", "site-3")
 TALLY = Update({}, {"tally": {"gold": [10**9]}, "apart": {}}, weight=1.0)
-PLAIN: dict[str, tuple[str, Callable[[], None]]] = {
-    "weight": ("says that it has a billion examples", lambda: delivering(lambda u: replace(u, weight=1e9))),
-    "infinite": ("delivers an infinite number", lambda: delivering(first_number(float("inf")))),
-    "huge": ("delivers the largest number", lambda: delivering(first_number(3e38))),
-    "empty": ("delivers nothing", lambda: delivering(lambda u: replace(u, tensors={}))),
-    "more": (
+PLAIN: dict[str, Case] = {
+    "weight": Case(
+        SPOILT, "says that it has a billion examples", lambda: delivering(lambda u: replace(u, weight=1e9))
+    ),
+    "infinite": Case(SPOILT, "delivers an infinite number", lambda: delivering(first_number(float("inf")))),
+    "huge": Case(SPOILT, "delivers the largest number", lambda: delivering(first_number(3e38))),
+    "empty": Case(SPOILT, "delivers nothing", lambda: delivering(lambda u: replace(u, tensors={}))),
+    "more": Case(
+        SPOILT,
         "delivers a tensor that nobody asked for",
         lambda: delivering(lambda u: replace(u, tensors={**u.tensors, "another": torch.ones(1)})),
     ),
-    "shorter": (
+    "shorter": Case(
+        SPOILT,
         "delivers tensors that are cut short",
         lambda: delivering(lambda u: replace(u, tensors={n: t.flatten()[:-1] for n, t in u.tensors.items()})),
     ),
-    "loss": ("says an absurd loss", lambda: delivering(lambda u: replace(u, values={"loss": 1.7e308}))),
-    "no loss": ("says no loss", lambda: delivering(lambda u: replace(u, values={}))),
-    "scores": ("says absurd scores", lambda: scoring(lambda: TALLY)),
-    "dies": ("is killed in each of its turns", lambda: computing(die)),
-    "sleeps": ("never answers", lambda: computing(sleep)),
-    "other turns": (
+    "loss": Case(
+        SPOILT, "says an absurd loss", lambda: delivering(lambda u: replace(u, values={"loss": 1.7e308}))
+    ),
+    "no loss": Case(SPOILT, "says no loss", lambda: delivering(lambda u: replace(u, values={}))),
+    "scores": Case(MORE, "says absurd scores", lambda: scoring(lambda: TALLY)),
+    "dies": Case(LOST, "is killed in each of its turns", lambda: computing(die)),
+    "sleeps": Case(LOST, "never answers", lambda: computing(sleep)),
+    "other turns": Case(
+        TURN,
         "speaks every half second of a turn that there is not",
         lambda: speaking_of_other_turns(again=True),
     ),
-    "another turn": (
+    "another turn": Case(
+        TURN,
         "speaks once of a turn that there is not, and then is silent",
         lambda: speaking_of_other_turns(again=False),
     ),
-    "other weights": ("says that it has another model, and is the first to say so", claiming_other_weights),
-    "streams": ("opens 200 connections and is silent on them", opening_silent_streams),
-    "another's name": ("says that it is another site", lambda: sys.argv.extend(["--client", "site-1"])),
-    "absent": ("does not come", lambda: sys.exit(1)),
+    "other weights": Case(
+        "processes#other-weights",
+        "says that it has another model, and is the first to say so",
+        claiming_other_weights,
+    ),
+    "streams": Case(
+        "processes#silent-connections", "opens 200 connections and is silent on them", opening_silent_streams
+    ),
+    "another's name": Case(
+        "federation#own-name", "says that it is another site", lambda: sys.argv.extend(["--client", "site-1"])
+    ),
+    "absent": Case("processes#absent-client", "does not come", lambda: sys.exit(1)),
 }
-SECURE: dict[str, tuple[str, Callable[[], None]]] = {
-    "dies at shares": ("is killed when it is to send shares", lambda: exchange("shares", die)),
-    "dies at delivery": ("is killed when it has got shares", lambda: exchange("delivery", die)),
-    "dies at input": ("is killed when it is to send its input", lambda: exchange("input", die)),
-    "dies at signing": ("is killed when it is to sign", lambda: exchange("consistency", die)),
-    "dies at unmasking": ("is killed when it is to release shares", lambda: exchange("unmask", die)),
-    "sleeps at shares": ("is silent when it is to send shares", lambda: exchange("shares", sleep)),
-    "sleeps at input": ("is silent when it is to send its input", lambda: exchange("input", sleep)),
-    "sleeps at unmasking": ("is silent when it is to release shares", lambda: exchange("unmask", sleep)),
-    "garbled shares": ("sends shares that nobody can open", lambda: said("shares", garbled_shares)),
-    "no shares": (
+# A lie about a masked sum, such as an impossible count or a false weight, is one more case here.
+SECURE: dict[str, Case] = {
+    "dies at shares": Case(KILLED, "is killed when it is to send shares", lambda: exchange("shares", die)),
+    "dies at delivery": Case(KILLED, "is killed when it has got shares", lambda: exchange("delivery", die)),
+    "dies at input": Case(KILLED, "is killed when it is to send its input", lambda: exchange("input", die)),
+    "dies at signing": Case(KILLED, "is killed when it is to sign", lambda: exchange("consistency", die)),
+    "dies at unmasking": Case(
+        KILLED, "is killed when it is to release shares", lambda: exchange("unmask", die)
+    ),
+    "sleeps at shares": Case(
+        SILENT, "is silent when it is to send shares", lambda: exchange("shares", sleep)
+    ),
+    "sleeps at input": Case(
+        SILENT, "is silent when it is to send its input", lambda: exchange("input", sleep)
+    ),
+    "sleeps at unmasking": Case(
+        SILENT, "is silent when it is to release shares", lambda: exchange("unmask", sleep)
+    ),
+    "garbled shares": Case(LIAR, "sends shares that nobody can open", lambda: said("shares", garbled_shares)),
+    "no shares": Case(
+        LIAR,
         "sends shares for some of the others alone",
         lambda: said("shares", lambda sent: sent.model_copy(update={"shares": sent.shares[:-1]})),
     ),
-    "other model": (
+    "other model": Case(
+        LIAR,
         "says that it masks for another model",
         lambda: said("shares", lambda sent: sent.model_copy(update={"context": "0" * 64})),
     ),
-    "accuses": (
+    "accuses": Case(
+        LIAR,
         "says that it knows none of the others' keys",
         lambda: said("shares", lambda sent: sent.model_copy(update={"shares": (), "distrusted": OTHERS})),
     ),
-    "opens nothing": (
+    "opens nothing": Case(
+        LIAR,
         "says that it can open nobody's shares",
         lambda: said("receive", lambda opened: opened.model_copy(update={"unopened": OTHERS})),
     ),
-    "false shares": ("deals shares of other secrets than its own", false_secrets),
-    "false release": ("releases shares that are none", lambda: said("unmask", false_release)),
-    "other transcript": (
+    "false shares": Case(LIAR, "deals shares of other secrets than its own", false_secrets, FALSE_SHARES),
+    "false release": Case(LIAR, "releases shares that are none", lambda: said("unmask", false_release)),
+    "other transcript": Case(
+        LIAR,
         "signs something else than all others",
         lambda: said("sign", lambda signed: signed.model_copy(update={"transcript": "0" * 64})),
     ),
-    "forged signature": (
+    "forged signature": Case(
+        LIAR,
         "signs with what is no signature",
         lambda: said("sign", lambda signed: signed.model_copy(update={"signature": "0" * 128})),
     ),
-    "forged keys": (
+    "forged keys": Case(
+        LIAR,
         "sends keys that its identity has not signed",
         lambda: said("keys", lambda keys: keys.model_copy(update={"signature": "0" * 128})),
     ),
@@ -248,9 +315,8 @@ SECURE: dict[str, tuple[str, Callable[[], None]]] = {
 
 def main() -> None:
     case, kit = sys.argv[1:3]
-    act = {**PLAIN, **SECURE}.get(case)
-    if act is not None:
-        act[1]()
+    if (known := {**PLAIN, **SECURE}.get(case)) is not None:
+        known.act()
     app(["join", kit, *sys.argv[3:]])
 
 

@@ -103,6 +103,7 @@ def test_a_client_that_lies_costs_the_others_nothing(
 
 @pytest.mark.claim("secure_aggregation#allow-without")
 @pytest.mark.slow
+@pytest.mark.claim("secure_aggregation#false-shares")
 def test_a_client_that_deals_false_shares_stops_the_run_and_is_in_no_more_sums(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,6 +88,7 @@ def sums(events: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("joint", [False, True], ids=["plain", "joint noise"])
+@pytest.mark.claim("secure_aggregation#killed-site")
 def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
     run_tiny: RunTiny, clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
 ) -> None:
@@ -190,6 +191,7 @@ def test_a_server_that_is_killed_finishes_the_sum_of_scores(
     require_something_learnt(event["global"])
 
 
+@pytest.mark.claim("secure_aggregation#silent-site")
 def test_a_site_that_stalls_after_its_keys_is_done_without(
     clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_server_without_documents_agrees_on_what_was_set_and_not_on_what_clien
         prepare_server(read_source(None, [*given, EXTRACT % "auto"]), CLIENTS)
 
 
+@pytest.mark.claim("processes#other-weights")
 def test_a_client_with_false_weights_that_comes_first_has_nobody_else_refused(
     agreements: Callable[..., Agreements], greetings: Greetings
 ) -> None:

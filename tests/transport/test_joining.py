@@ -263,6 +263,7 @@ def certificates(authority: trustme.CA, folder: Path, name: str, trusted: trustm
     return Certificates(*paths)
 
 
+@pytest.mark.claim("federation#own-name")
 def test_with_tls_a_client_needs_its_own_certificate_and_its_own_token(
     hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -393,6 +394,7 @@ def plan_of(hub: GrpcHub, membership: GrpcMembership, turn: int) -> None:
 
 
 @pytest.mark.parametrize("other", [0, 99])
+@pytest.mark.claim("processes#other-turn")
 def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., GrpcHub], other: int) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
@@ -408,6 +410,7 @@ def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(hub: Callable[..., G
             membership.receive()
 
 
+@pytest.mark.claim("processes#other-turn")
 def test_nothing_comes_behind_the_end_of_a_turn(hub: Callable[..., GrpcHub]) -> None:
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")) as membership:
@@ -443,6 +446,7 @@ def silent(address: str, client: str) -> Iterator[Any]:
         said.set()
 
 
+@pytest.mark.claim("processes#silent-connections")
 def test_silent_connections_of_one_client_keep_nobody_out(
     hub: Callable[..., GrpcHub], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -127,6 +127,7 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunT
     ],
     ids=str,
 )
+@pytest.mark.claim("processes#lost-client")
 def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
     run_tiny: RunTiny, serve: Serve, monkeypatch: pytest.MonkeyPatch, mode: str, accumulation: int, at: int
 ) -> None:
@@ -157,6 +158,7 @@ def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
 
 
 @pytest.mark.slow
+@pytest.mark.claim("processes#lost-client")
 def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """The others have all the time they need: the server loses patience once it waits for this one alone."""
     server = serve(BATCH, *ONE_EACH)
@@ -241,6 +243,7 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
         ),
     ],
 )
+@pytest.mark.claim("processes#spoilt-update")
 def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
     serve: Serve, method: str, one: tuple[str, str], other: tuple[str, str | None]
 ) -> None:

@@ -87,6 +87,7 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.claim("processes#claims-more")
 def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
     """Each of its steps, or of its questions, is in order; there are more than its examples make."""
     server = serve("method={name: fl_llama, mode: client_batch}", *ONE_ROUND, "federation.min_clients=2")
@@ -107,6 +108,7 @@ def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.claim("processes#absent-client")
 def test_a_client_that_comes_later_is_scored_and_one_that_is_given_up_is_not_waited_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
