@@ -244,7 +244,7 @@ def _misfits(
         yield Problem("config", "must name at least one file")
     if methods is not None:
         yield from _wrong_methods(methods)
-        if options.get("method") is not None:
+        if "method" in options:
             yield Problem("method", "has no meaning with methods, which are those of the rows")
     if grid is not None and not isinstance(grid, Mapping):
         yield Problem("grid", f"must be a mapping of dotted paths to values, not {type(grid).__name__}")
@@ -252,7 +252,7 @@ def _misfits(
     for name, values in {**lists, **({} if seeds is None else {"seeds": seeds})}.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
             yield Problem(name, f"must be a list of values, not {type(values).__name__}")
-    if options.get("seed") is not None:
+    if "seed" in options:
         yield Problem("seed", "has no meaning here: every row has the seeds of the comparison (seeds)")
     if not isinstance(jobs, int) or jobs < 1:
         yield Problem("jobs", f"must be a whole number from 1, not {shortened(jobs)}")

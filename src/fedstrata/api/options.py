@@ -35,7 +35,8 @@ class Options(TypedDict, total=False):
     """The settings of a run.
 
     An object or a mapping stands for a whole section. `settings` sets single values by dotted path, after all
-    others: `{"training.epochs": 2}`.
+    others: `{"training.epochs": 2}`. None is the `null` of YAML: `{"training.clip_norm": None}` clips no
+    gradients. An argument that is left out changes nothing.
 
     Attributes:
         method: The federated method; a bare word is its name.
@@ -70,26 +71,26 @@ class Options(TypedDict, total=False):
     data: DataSettings | str | Path | Mapping[str, Any] | Any
     columns: Mapping[str, Any]
     partition: PartitionSettings | Mapping[str, Any]
-    adapter: LoraSettings | BottleneckSettings | PrefixSettings | str | Mapping[str, Any] | Any
+    adapter: LoraSettings | BottleneckSettings | PrefixSettings | str | Mapping[str, Any] | Any | None
     training: TrainingSettings | Mapping[str, Any]
     federation: FederationSettings | Mapping[str, Any]
     privacy: PrivacySettings | Mapping[str, Any]
-    devices: DeviceSettings | Mapping[str, Any]
+    devices: DeviceSettings | Mapping[str, Any] | None
     rounds: int
     seed: int
     name: str
     workers: int | Literal["auto", "ray"]
     device: str
-    threads: int
+    threads: int | None
     report: ReportSettings | Mapping[str, Any]
     report_to: Sequence[str]
     settings: Mapping[str, Any]
 
 
-SHORT = {"rounds": "federation.rounds"}
+SHORT = {"rounds": "federation.rounds", "columns": "data.columns", "tokenizer": "model.tokenizer"}
 """Arguments that stand for one setting within a section."""
 OBJECTS = ("data", "columns", "model", "tokenizer")
-"""Arguments that may be objects which a configuration cannot hold (`api.inputs`)."""
+"""Arguments that may be objects which a configuration cannot hold (`api.inputs`); it can hold their null."""
 _NAMED_BY = {"method": "name", "task": "name", "model": "name", "adapter": "kind"}
 """The key of a section that a bare word stands for."""
 
@@ -126,16 +127,15 @@ def lay(source: Source, options: Mapping[str, Any]) -> None:
     """
     _refuse_unknown(options)
     single = _single(options.get("settings"))
-    arguments = {SHORT.get(name, name): name for name, value in options.items() if value is not None}
+    arguments = {SHORT.get(name, name): name for name in options}
     problems = [
         Problem(path, f"is given twice: as the argument {arguments[path]} and in settings")
         for path in single
         if path in arguments
     ]
-    given = {name: value for name, value in options.items() if name not in ("settings", *OBJECTS)}
+    given = {name: value for name, value in options.items() if name not in OBJECTS or value is None}
+    given.pop("settings", None)
     for name, value in [*given.items(), *single.items()]:
-        if value is None:
-            continue
         path = SHORT.get(name, name)
         origin = f"the argument {name}" if name not in single else "the argument settings"
         try:

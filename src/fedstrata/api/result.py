@@ -12,6 +12,7 @@ from fedstrata.api.arguments import with_argument_names
 from fedstrata.api.tables import annotations_frame, scores_frame
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.data.readers.datasets import is_table
 from fedstrata.engine.run_folder import free_folder
 from fedstrata.record.floors import cautions, floor_text
@@ -79,7 +80,7 @@ class Result:
     ) -> None:
         self.folder, self.client = Path(folder), client
         self._place = self.folder.absolute()  # which stays where it is when the working folder changes
-        self._overrides = [f"{path}={value}" for path, value in (settings or {}).items()]
+        self._overrides = [f"{path}={as_yaml(value)}" for path, value in (settings or {}).items()]
         self._history: History = read_history(self.folder)
         clients = (self._history.start or {}).get("clients", {})
         if client is not None and clients and client not in clients:
