@@ -114,7 +114,7 @@ def test_null_is_null_in_methods_and_tasks(section: str, name: str, key: str) ->
         {"settings": {f"{section}.{key}": None}},
     ):
         assert source_of({section: own}, options).values[section] == {"name": name, key: None}
-    kind = {"method": METHODS, "task": TASKS}[section].own[name]
+    kind: Any = (METHODS if section == "method" else TASKS).own[name]
     made = kind.model_construct(**{"name": name, key: None})
     assert source_of({section: own}, {section: made}).values[section][key] is None
 

@@ -226,7 +226,7 @@ def audit_membership(source: Source, target: Target, listen: Listener) -> Member
     """
     experiment = prepare(source)
     problems = [
-        *_unattackable(experiment),
+        *unattackable(experiment),
         *_strangers(experiment, target),
         *_without_shadows(target),
         *_unfalsifiable(experiment, target),
@@ -267,7 +267,7 @@ def with_canaries(experiment: Experiment, canaries: Canaries) -> Experiment:
     return replace(experiment, clients=clients, workers=1)
 
 
-def _unattackable(experiment: Experiment) -> list[Problem]:
+def unattackable(experiment: Experiment) -> list[Problem]:
     """Returns why canaries would say nothing of a run."""
     settings = experiment.settings
     found: list[Problem] = []

@@ -175,7 +175,7 @@ def observe_round(source: Source, listen: Listener) -> ObservedRound:
         FedstrataError: The run failed.
     """
     experiment = prepare(source)
-    if problems := [*unseen(experiment), *_pooled(experiment)]:
+    if problems := [*unseen(experiment), *unread(experiment)]:
         raise ConfigurationError(source.located(problems))
     one_round = experiment.settings.federation.model_copy(update={"rounds": 1})
     settings = experiment.settings.model_copy(update={"federation": one_round})
@@ -204,19 +204,23 @@ def unseen(experiment: Experiment) -> list[Problem]:
     if not experiment.settings.federation.rounds:
         return [Problem("federation.rounds", "must be 1 or more for an attack on what leaves clients")]
     if any(method.divides(name) is not None for name in experiment.clients):
-        message = f"{method.name} divides the model, and hidden states leave its clients; use: fedstrata "
-        return [Problem("method.name", f"{message}attack hidden")]
+        message = f"{method.name} divides the model: hidden states leave its clients, and no update that"
+        return [
+            Problem(
+                "method.name", f"{message} span, invert or membership reads; use: fedstrata attack hidden"
+            )
+        ]
     if not method.pooled and set(method.trainable(layout)) <= set(method.private(layout)):
-        return [Problem("method.name", f"with {method.name} nothing of the model leaves a client")]
+        message = f"with {method.name} nothing of the model leaves a client for span, invert or membership"
+        return [Problem("method.name", message)]
     return []
 
 
-def _pooled(experiment: Experiment) -> Iterator[Problem]:
+def unread(experiment: Experiment) -> Iterator[Problem]:
     """Yields that nothing has to be read out of updates where the documents themselves travel."""
     if experiment.method.pooled:
-        yield Problem(
-            "method.name", f"with {experiment.method.name} the documents themselves travel, and no update"
-        )
+        message = f"with {experiment.method.name} the documents themselves travel, and no update for span or "
+        yield Problem("method.name", f"{message}invert")
 
 
 @contextmanager

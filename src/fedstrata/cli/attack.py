@@ -27,11 +27,8 @@ if TYPE_CHECKING:
 
     from fedstrata.auditing.observed_run import ObservedRound
     from fedstrata.core.settings.source import Source
+    from fedstrata.engine.prepare import Experiment
     from fedstrata.record.findings import Finding
-
-USUAL = "hidden"
-"""The attack where none is named."""
-
 
 RunOrSettings = Annotated[
     list[str] | None,
@@ -83,23 +80,21 @@ MadeFalse = Annotated[
 
 
 class Attacks(TyperGroup):
-    """Attacks by name; where none is named the usual one."""
+    """Attacks by name: none is made that nobody has named, as each fits other methods."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Puts the usual one's name where there is a configuration in its place."""
-        first = args[0] if args else "--help"
-        if first in self.commands or first == "--help":
-            return super().parse_args(ctx, args or ["--help"])
-        if not (first.startswith("-") or "=" in first or "/" in first or Path(first).exists()):
-            names = ", ".join(sorted(self.commands))
-            ctx.fail(f"there is no attack {first!r}, and no such file; the attacks are {names}")
-        return super().parse_args(ctx, [USUAL, *args])
+        """Refuses whatever stands in the place of a name."""
+        first = next(iter(args), None)
+        if first not in (*self.commands, "--help"):
+            given = "name the attack first" if first is None else f"there is no attack {first!r}"
+            ctx.fail(f"{given}; the attacks are {', '.join(sorted(self.commands))}")
+        return super().parse_args(ctx, args)
 
 
 app = typer.Typer(
     cls=Attacks,
-    help="Try what a server could learn of clients: hidden (where a configuration stands in place of a "
-    "name), invert, membership, span.",
+    help="Try what a server could learn of clients: hidden, invert, membership, span. Each is refused where "
+    "the run's method sends nothing that it reads.",
 )
 
 
@@ -130,16 +125,27 @@ def hidden(
             "the code of FL-LLaMA's authors, the one after it."
         ),
     ] = "same",
+    what_if: Annotated[
+        bool,
+        typer.Option(
+            "--what-if",
+            help="Attack hidden states that the run's method never sends, as if it divided the model; marked "
+            "in all that is written.",
+        ),
+    ] = False,
     as_json: AsJson = False,
     out: Out = None,
     debug: Debug = False,
 ) -> None:
     """Try to read clients' texts back from hidden states, as a server that colludes with one client could.
 
+    For methods that divide the model. `--what-if` shows what another method would give away.
+
     Example: fedstrata attack hidden site.yaml --front 0,1,2 --noise 0,0.5
     """
     from rich.console import Console  # noqa: PLC0415 - heavy
 
+    from fedstrata.auditing.hidden_states import own_cuts  # noqa: PLC0415
     from fedstrata.engine.prepare import prepare  # noqa: PLC0415
     from fedstrata.engine.sites import sites_of  # noqa: PLC0415
     from fedstrata.privacy.attacks import leakage  # noqa: PLC0415
@@ -151,17 +157,38 @@ def hidden(
     console, (source, run, folder) = Console(quiet=as_json), _asked(arguments, out)
     say(console, "preparing the data and the model ...")
     experiment = prepare(source)
+    unsent = _unsent(source, experiment, what_if=what_if)
     attempts: list[leakage.Attempt] = []
     settings, clients = experiment.settings, [site.encode() for site in sites_of(experiment)[1]]
     for attempt in leakage.leakage_table(settings, experiment.task, experiment.model, clients, aim):
         attempts.append(attempt)
         share = 100 * attempt.leakage.tokens
-        say(
-            console, f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens by the decoder"
-        )
+        row = f"p {attempt.front}, noise {attempt.noise:g}: {share:.1f} % of the tokens by the decoder"
+        say(console, f"what if: {row}" if unsent else row)
         facts = {"sent": aim.times(settings), **what_was_attacked(settings)}
-        write_finding(leakage.finding_of(attempts, aim, facts), folder)  # each takes minutes
-    _tell(console, leakage.finding_of(attempts, aim, facts), folder, run, as_json=as_json)
+        finding = leakage.finding_of(attempts, aim, facts, own_cuts(experiment), unsent)
+        write_finding(finding, folder)  # each takes minutes
+    _tell(console, finding, folder, run, as_json=as_json)
+
+
+def _unsent(source: Source, experiment: Experiment, *, what_if: bool) -> str:
+    """Returns why a run sends no hidden states, where it is asked what if; empty where it sends some.
+
+    Raises:
+        ConfigurationError: It sends none and is not asked what if, or it sends some and is.
+    """
+    from fedstrata.auditing.hidden_states import applicable, why_none  # noqa: PLC0415 - heavy
+
+    unsent = why_none(experiment)
+    if unsent and not what_if:
+        fitting = ", ".join(applicable(experiment)) or "none"
+        way = "--what-if attacks hidden states that it would send if it did"
+        message = f"attack hidden does not apply: {unsent}; attacks that apply: {fitting}; {way}"
+        raise ConfigurationError([source.problem("method.name", message)])
+    if what_if and not unsent:
+        message = f"is for methods that send no hidden states, and {experiment.method.name} sends them"
+        raise ConfigurationError([Problem("--what-if", message)])
+    return unsent
 
 
 @app.command()

@@ -59,6 +59,7 @@ class Finding:
         facts: All of it as JSON.
         readings: Texts with what was read of them; there only where everybody may see them.
         details: What else is written to the file as JSON, and not printed.
+        what_if: Why the run sends nothing that the attack reads, where it was made all the same; else empty.
     """
 
     attack: str
@@ -67,18 +68,26 @@ class Finding:
     facts: Mapping[str, Any] = field(default_factory=dict)
     readings: Sequence[Reading] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
+    what_if: str = ""
+
+    @property
+    def title(self) -> str:
+        """What it is called above its tables."""
+        if self.what_if:
+            return f"What if: attack {self.attack}, no finding on this run"
+        return f"Attack: {self.attack}"
 
     def as_json(self) -> str:
         """Returns it as JSON, without details."""
         everything = {"attack": self.attack, **self.facts, "tables": [asdict(own) for own in self.tables]}
-        everything |= {"says": list(self.says)}
+        everything |= {"says": list(self.says), "what_if": self.what_if or None}
         if self.readings:
             everything["readings"] = [asdict(own) for own in self.readings]
         return json.dumps(everything, indent=2, allow_nan=False)
 
     def as_markdown(self) -> str:
         """Returns the tables and the sentences for people; no text of a document is in it."""
-        lines = [f"# Attack: {self.attack}", "", *(f"- {sentence}" for sentence in self.says)]
+        lines = [f"# {self.title}", "", *(f"- {sentence}" for sentence in self.says)]
         for table in self.tables:
             rows = (table.columns, *table.rows)
             cells = [[cell.replace("\n", " ").replace("|", "\\|") for cell in row] for row in rows]
@@ -92,6 +101,7 @@ _TABLES, _SENTENCES, _READINGS = (
     TypeAdapter(list[str]),
     TypeAdapter(list[Reading]),
 )
+_WHAT_IF: TypeAdapter[str | None] = TypeAdapter(str | None)
 """What of a file is shown; the rest is whatever the attack has to say."""
 
 
@@ -139,6 +149,7 @@ def read_findings(run: Path) -> Iterator[Finding]:
             tables = _TABLES.validate_python(own["tables"])
             says = _SENTENCES.validate_python(own["says"])
             readings = _READINGS.validate_python(own.get("readings", []))
+            what_if = _WHAT_IF.validate_python(own.get("what_if")) or ""
         except (OSError, ValueError, KeyError, TypeError):
             continue
-        yield Finding(attack, tables, says, own, readings)
+        yield Finding(attack, tables, says, own, readings, what_if=what_if)

@@ -44,23 +44,25 @@ def test_a_cut_without_a_block_for_the_server_is_refused() -> None:
 
 def test_the_command_writes_the_table_and_refuses_what_is_no_number(call: Call, tmp_path: Path) -> None:
     options = ["--front", "1", "--noise", "0,1", "--texts", "2", "--epochs", "1", "--searched", "4"]
-    done = call("attack", *SHORT, *options, "--out", "leak")
+    hidden = ("attack", "hidden", *SHORT, "method={name: fl_llama}")
+    done = call(*hidden, *options, "--out", "leak")
     assert done.status == 0, done.err
     table = json.loads((tmp_path / "leak/hidden.json").read_text())
     assert [(row["front"], row["noise"]) for row in table["rows"]] == [(1, 0.0), (1, 1.0)]
     assert table["sent"] == 2
     assert table["rows"][0]["searched"] == 1.0, "behind one block that changes little"
     assert any("at p 1 with noise 0, by the " in own and ": 100.0 % of" in own for own in table["says"])
-    assert (table["method"], table["seed"]) == ("layer_skipping", 0)
+    assert (table["method"], table["seed"]) == ("fl_llama", 0)
+    assert table["what_if"] is None
     heading = "| p | noise | mean size | tokens | nearest embedding | search |"
     assert heading in (tmp_path / "leak/hidden.md").read_text()
-    released = call("attack", *SHORT, *options, "--target", "next", "--out", "next", "--json")
+    released = call(*hidden, *options, "--target", "next", "--out", "next", "--json")
     says = json.loads(released.out)
     assert says["target"]["names"] == "next"
     assert any("as in the code of FL-LLaMA's authors" in own for own in says["says"])
-    wrong = call("attack", *TINY, "--front", "1.5")
+    wrong = call(*hidden, "--front", "1.5")
     assert wrong.status == 2
     assert "--front: must be whole numbers of 0 or more" in wrong.err
-    endless = call("attack", *TINY, "--noise", "0,inf")
+    endless = call(*hidden, "--noise", "0,inf")
     assert endless.status == 2
     assert "--noise: must be numbers of 0 or more with commas, not '0,inf'" in endless.err

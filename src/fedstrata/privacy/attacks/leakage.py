@@ -166,13 +166,17 @@ def _drawn(examples: Sequence[Any], count: int, seed: Seed) -> list[Any]:
     return [examples[index] for index in chosen.tolist()]
 
 
-def finding_of(attempts: Sequence[Attempt], target: Target, facts: Mapping[str, Any]) -> Finding:
+def finding_of(
+    attempts: Sequence[Attempt], target: Target, facts: Mapping[str, Any], own: str = "", what_if: str = ""
+) -> Finding:
     """Returns what was found in the form that all attacks have.
 
     Args:
         attempts: It, at least one.
         target: What was attacked.
         facts: What else is to be known of it.
+        own: Where the run itself divides its model, and its noise; empty where it does not divide it.
+        what_if: Why the run sends no hidden states; empty where it does.
     """
     rows = [
         {"front": each.front, "noise": each.noise, "size": each.size, **asdict(each.leakage)}
@@ -183,20 +187,23 @@ def finding_of(attempts: Sequence[Attempt], target: Target, facts: Mapping[str, 
     )
     left = len(target.fronts) * len(target.noises) - len(attempts)
     says = [
+        *([f"what if, and no finding on this run: {what_if}"] if what_if else []),
         *([f"not finished: {plural(left, 'row')} of the table are missing"] if left else []),
         "a server that colludes with one client learnt to read hidden states from its texts; one that knows "
         "the model compared them with what each token gives, and tried all tokens one after the other; both "
         f"read the other clients' texts, each sent {plural(facts['sent'], 'time')}",
         f"most is read at p {most.front} with noise {most.noise:g}, by {how}: {100 * share:.1f} % of the "
         "tokens",
+        *([f"{own}; other rows of the table are not of this run"] if own else []),
         *([AS_RELEASED] if target.names == "next" else []),
         "what is not read here another attack may read",
     ]
     return Finding(
         "hidden",
-        [FindingTable(TITLE, COLUMNS, [cells(each) for each in attempts])],
+        [FindingTable(f"what if: {TITLE}" if what_if else TITLE, COLUMNS, [*map(cells, attempts)])],
         says,
         {**facts, "target": asdict(target), "rows": rows},
+        what_if=what_if,
     )
 
 

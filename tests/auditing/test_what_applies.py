@@ -1,0 +1,95 @@
+"""An attack is made on what a run sends: another one is refused, or marked wherever it is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support import TINY, Call
+
+from fedstrata.auditing.hidden_states import applicable, own_cuts, why_none
+from fedstrata.auditing.observed_run import observe_round
+from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.source import read_source
+from fedstrata.engine.prepare import prepare
+from fedstrata.record.findings import ATTACKS, read_findings
+
+OPTIONS = ("--front", "1", "--noise", "0", "--texts", "2", "--epochs", "1", "--searched", "4")
+SHORT = (*TINY, "task={name: ner, types: [problem, test, treatment, drug], max_length: 16, stride: 4}")
+PRIVATE = (
+    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, epsilon: 8.0, "
+    "delta: 0.01, clip: 1.0, expected_batch: 2, steps: 2}",
+    "training={optimizer: adamw, learning_rate: 0.001}",
+    "federation.rounds=1",
+)
+SUMMED = "privacy={secure_aggregation: true}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "fitting"),
+    [
+        (("method={name: fedavg}",), {"invert", "membership", "span"}),
+        (("method={name: layer_skipping, top: 1}",), {"invert", "membership", "span"}),
+        (("method={name: fedavg}", SUMMED), {"invert", "span"}),
+        (("method={name: fl_llama}",), {"hidden"}),
+        (("method={name: centralized}",), {"membership"}),
+        (("method={name: local_only}",), set()),
+    ],
+    ids=lambda own: " ".join(own) if isinstance(own, tuple) else "",
+)
+def test_each_attack_fits_what_a_run_sends(settings: tuple[str, ...], fitting: set[str]) -> None:
+    """By what the method answers of the model that is divided, of what stays, and of what is summed."""
+    source = read_source(None, [*TINY, *settings])
+    experiment = prepare(source)
+    assert set(applicable(experiment)) == fitting <= set(ATTACKS)
+    assert bool(why_none(experiment)) == ("hidden" not in fitting)
+    assert bool(own_cuts(experiment)) == ("hidden" in fitting)
+    if "span" not in fitting:
+        with pytest.raises(ConfigurationError) as refused:
+            observe_round(source, lambda event, facts: None)
+        assert {problem.path for problem in refused.value.problems} == {"method.name"}
+
+
+@pytest.mark.parametrize("arguments", [(), ("run.yaml",), ("--front", "1"), ("federation.rounds=1",)])
+def test_no_attack_is_made_that_is_not_named(call: Call, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    (tmp_path / "run.yaml").write_text("name: run\n")
+    done = call("attack", *arguments)
+    assert done.status == 2
+    assert all(attack in done.err for attack in ATTACKS)
+    assert not (tmp_path / "audits").exists()
+
+
+def test_hidden_states_that_are_never_sent_are_no_finding(call: Call, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    assert call("run", *SHORT, *PRIVATE, "method={name: fedavg}", "--out", str(run)).status == 0
+    before = {file: (run / file).read_bytes() for file in ("report.html", "privacy.md")}
+    for out in ((), ("--out", "elsewhere")):
+        done = call("attack", "hidden", str(run), *OPTIONS, *out)
+        assert done.status == 2
+        assert "fedavg" in done.err and "--what-if" in done.err
+        assert not [*tmp_path.rglob("hidden.*")]
+    assert before == {file: (run / file).read_bytes() for file in before}
+
+    done = call("attack", "hidden", str(run), *OPTIONS, "--what-if")
+    assert done.status == 0, done.err
+    assert all("what if" in line for line in done.out.splitlines() if "by the decoder" in line)
+    (finding,) = read_findings(run)
+    assert finding.what_if and all(table.title.startswith("what if") for table in finding.tables)
+    assert finding.what_if in finding.says[0]
+    for file in ("audits/hidden.md", "report.html", "privacy.md"):
+        text = (run / file).read_text()
+        assert "What if" in text and finding.what_if in text, file
+    assert "Attack: hidden" not in (run / "report.html").read_text()
+    statement = (run / "privacy.md").read_text()
+    assert "none was tried on this run" in statement and "Attacks that were tried" not in statement
+    printed = call("attack", "hidden", str(run), *OPTIONS, "--what-if", "--json")
+    assert json.loads(printed.out)["what_if"] == finding.what_if
+    assert call("export", str(run), "--out", "handed-on").status == 0
+    assert "hidden state" not in (tmp_path / "handed-on" / "README.md").read_text()
+
+
+def test_what_if_is_for_methods_that_send_no_hidden_states(call: Call, tmp_path: Path) -> None:
+    done = call("attack", "hidden", *SHORT, "method={name: fl_llama}", *OPTIONS, "--what-if")
+    assert done.status == 2 and "--what-if" in done.err
+    assert not (tmp_path / "audits").exists()
