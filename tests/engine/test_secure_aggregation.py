@@ -372,5 +372,5 @@ def test_the_protocol_counts_and_the_record_has_it(run_tiny: RunTiny, run_once: 
         assert found[way] <= more <= found[way] + 4 * 3000, "the shares come with the plan"
     assert plain.summary["secure_aggregation"] is None
     (began,) = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "run"]
-    told = {"range": 1.0, "ring": 32, "survivors": None, "scores": "none"}
+    told = {"range": 1.0, "ring": 32, "survivors": None, "scores": "none", "clients": 4, "least": 3}
     assert began["secure_aggregation"] == told
