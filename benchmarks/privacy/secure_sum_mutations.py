@@ -10,19 +10,23 @@ from mutations import Mutant, main
 FOLDER, TESTS = "privacy/secure_sum", "tests/privacy/secure_sum"
 CLIENT, ROSTER, SHARES = f"{FOLDER}/client.py", f"{FOLDER}/roster.py", f"{FOLDER}/shares.py"
 SERVER = f"{FOLDER}/server.py"
-MASKS, TRANSCRIPT, ATTEMPTS = f"{FOLDER}/masks.py", f"{FOLDER}/transcript.py", f"{FOLDER}/attempts.py"
+MASKS, TRANSCRIPT, GUARD = f"{FOLDER}/masks.py", f"{FOLDER}/transcript.py", f"{FOLDER}/release_guard.py"
+MEAN = f"{FOLDER}/mean.py"
 UNMASKING, MESSAGES, QUANTIZATION = (
     f"{FOLDER}/unmasking.py",
     f"{FOLDER}/messages.py",
     f"{FOLDER}/quantization.py",
 )
 
-TURNS = "client/secure_turns.py"
+TURNS, SUMS = "client/secure_turns.py", "engine/masked_sums.py"
 
 OF_ROSTERS = f"{TESTS}/test_false_rosters.py"
 OF_UNMASKING = f"{TESTS}/test_malicious_server.py"
 OF_HOSTILE = f"{TESTS}/test_hostile_site.py"
 OF_CRASHES = f"{TESTS}/test_crashes.py"
+OF_DROP_OUTS = f"{TESTS}/test_drop_outs.py"
+OF_GUARDS = f"{TESTS}/test_release_guard.py"
+OF_MEANS = f"{TESTS}/test_mean.py"
 OF_MASKS = f"{TESTS}/test_masks.py"
 OF_SHARES = f"{TESTS}/test_shares.py"
 OF_MESSAGES = f"{TESTS}/test_messages.py"
@@ -31,6 +35,7 @@ OF_IDENTITIES = "tests/privacy/test_identity.py"
 OF_COUNTS = "tests/engine/test_secure_attacks.py"
 OF_LYING = "tests/engine/test_lying_clients.py"
 OF_SITES = "tests/engine/test_secure_sites.py"
+OF_SERVERS = "tests/engine/remote/test_lying_server.py"
 
 MUTANTS = [
     Mutant(
@@ -42,7 +47,24 @@ MUTANTS = [
         "keys of another sum will do", [(ROSTER, "if bundle.sum != roster.sum:", "if False:")], [OF_ROSTERS]
     ),
     Mutant(
-        "any threshold will do", [(ROSTER, "if roster.threshold != (needed", "if 0 == (needed")], [OF_ROSTERS]
+        "any threshold will do",
+        [(ROSTER, "if not needed <= roster.threshold <= sites:", "if False:")],
+        [f"{OF_ROSTERS}::test_a_threshold_below_the_own_one_is_refused"],
+    ),
+    Mutant(
+        "more shares may be asked for than there are sites",
+        [(ROSTER, "needed <= roster.threshold <= sites:", "needed <= roster.threshold:")],
+        [f"{OF_ROSTERS}::test_a_roster_that_does_not_hide_is_refused"],
+    ),
+    Mutant(
+        "a site takes the threshold from the roster alone",
+        [(ROSTER, "threshold(max(known, len(roster.bundles)))", "threshold(len(roster.bundles))")],
+        [f"{OF_ROSTERS}::test_the_threshold_follows_from_the_lock_of_each_site_and_not_from_the_roster"],
+    ),
+    Mutant(
+        "a server takes the threshold from the roster alone",
+        [(SERVER, "threshold(max(self._known, len(bundles)))", "threshold(len(bundles))")],
+        [f"{OF_DROP_OUTS}::test_every_subset_that_drops_out_in_one_exchange"],
     ),
     Mutant(
         "own keys need not be there", [(ROSTER, "if own not in roster.bundles:", "if False:")], [OF_ROSTERS]
@@ -99,38 +121,163 @@ MUTANTS = [
     Mutant(
         "both shares of who dropped out",
         [(CLIENT, "self._open(survivors, slice", "self._open(self._sharers, slice")],
-        [f"{TESTS}/test_drop_outs.py"],
+        [OF_DROP_OUTS],
     ),
     Mutant(
-        "nothing is taken down before shares leave",
-        [(CLIENT, "        self._attempts.release(self._name)\n", "")],
+        "nothing is recorded before shares leave",
+        [(CLIENT, "        self._guard.release(self._name, self._summed, survivors)\n", "")],
         [OF_UNMASKING],
     ),
     Mutant(
-        "a released sum may begin again",
-        [(ATTEMPTS, "            if released:\n", "            if False:\n")],
-        [OF_UNMASKING],
+        "a release is not recorded",
+        [
+            (
+                GUARD,
+                "INSERT OR IGNORE INTO released VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "SELECT ?, ?, ?, ?, ?, ?, ?",
+            )
+        ],
+        [OF_GUARDS],
+    ),
+    Mutant(
+        "the same is released with any survivors",
+        [(GUARD, "if others := sorted(differing(before) - self._allowed):", "if others := []:")],
+        [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
+    ),
+    Mutant(
+        "a site more than before is no other survivor",
+        [(GUARD, "lambda before: before ^ own", "lambda before: before - own")],
+        [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
+    ),
+    Mutant(
+        "nothing is checked before it is masked",
+        [(GUARD, "lambda before: before - set(sites)", "lambda before: set()")],
+        [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
+    ),
+    Mutant(
+        "what was released is recognised by its name alone",
+        [
+            (
+                GUARD,
+                '"SELECT DISTINCT survivors FROM released WHERE client = ? AND summed = ?", '
+                "(self._client, summed)",
+                'f"{_CONTENT} AND summed = ?".replace("summed", "survivors", 1), (*self._key(name), summed)',
+            )
+        ],
+        [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
+    ),
+    Mutant(
+        "what was released in other runs does not count",
+        [
+            (
+                GUARD,
+                'WHERE client = ? AND summed = ?", (self._client, summed)',
+                'WHERE client = ? AND summed = ? AND run = ?", (self._client, summed, name.run)',
+            )
+        ],
+        [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
+    ),
+    Mutant(
+        "what other clients have released counts",
+        [
+            (
+                GUARD,
+                'WHERE client = ? AND summed = ?", (self._client, summed)',
+                'WHERE summed = ?", (summed,)',
+            )
+        ],
+        [f"{OF_GUARDS}::test_the_clients_of_one_file_are_independent"],
+    ),
+    Mutant(
+        "something else is released under a released name",
+        [(GUARD, "if self._content(connection, name) - {summed}:", "if False:")],
+        [f"{OF_GUARDS}::test_something_else_under_a_released_name_is_refused"],
+    ),
+    Mutant(
+        "a round below the last released one begins",
+        [(GUARD, "if name.round < last and", "if False and")],
+        [f"{OF_GUARDS}::test_a_round_below_the_last_released_one_of_a_run_does_not_begin"],
+    ),
+    Mutant(
+        "a released sum of an earlier round is not finished",
+        [(GUARD, "if name.round < last and not self._content(connection, name):", "if name.round < last:")],
+        [f"{OF_GUARDS}::test_a_round_below_the_last_released_one_of_a_run_does_not_begin"],
+    ),
+    Mutant(
+        "to allow one site allows everything",
+        [(GUARD, "differing(before) - self._allowed", "() if self._allowed else differing(before)")],
+        [f"{OF_GUARDS}::test_a_site_may_allow_exactly_the_named_difference"],
+    ),
+    Mutant(
+        "what a client has last trained on is forgotten",
+        [(GUARD, 'return str((found.fetchone() or ("",))[0])', 'return ""')],
+        [f"{OF_GUARDS}::test_a_plan_without_tensors_continues_from_the_last_ones"],
+    ),
+    Mutant(
+        "a plan without tensors has a key of its own",
+        [
+            (
+                TURNS,
+                "own = hash_of_frame(frame.encode(Plan(plan.tensors))) if plan.tensors else None",
+                "own = hash_of_frame(frame.encode(Plan(plan.tensors)))",
+            )
+        ],
+        [OF_SERVERS],
+    ),
+    Mutant(
+        "what was released is recognised by the plan's terms, which have the sum's name in them",
+        [
+            (
+                TURNS,
+                "session.client.require_new(self._summed(order.client, session.terms, plan), sharers)",
+                "pass",
+            )
+        ],
+        [OF_SERVERS],
+    ),
+    Mutant(
+        "other values beside the same tensors are another sum",
+        [(TURNS, "hash_of_frame(frame.encode(Plan(plan.tensors)))", "hash_of_frame(frame.encode(plan))")],
+        [OF_SERVERS],
+    ),
+    Mutant(
+        "a site does not bind its sums to its own settings",
+        [
+            (
+                TURNS,
+                "subject_of(terms, self._hash(), self._workplace.agreed)",
+                'subject_of(terms, self._hash(), "")',
+            )
+        ],
+        [OF_SERVERS],
+    ),
+    Mutant(
+        "a sum may be a call that the method never makes",
+        [(TURNS, "1 <= name.call <= method.sums_a_round", "1 <= name.call")],
+        [OF_SERVERS],
     ),
     Mutant(
         "an attempt may be the same again",
-        [(ATTEMPTS, "if name.attempt <= attempt:", "if name.attempt < attempt:")],
+        [(GUARD, "if name.attempt <= attempt:", "if name.attempt < attempt:")],
         [OF_UNMASKING],
     ),
     Mutant(
         "an older session may release",
-        [(ATTEMPTS, "if attempt != name.attempt:", "if attempt < name.attempt:")],
+        [
+            (
+                GUARD,
+                "if (attempt := self._attempt(connection, name)) != name.attempt:",
+                "if (attempt := self._attempt(connection, name)) < name.attempt:",
+            )
+        ],
         [OF_UNMASKING],
     ),
     Mutant(
-        "what is taken down is not synced",
-        [(ATTEMPTS, '"PRAGMA synchronous = EXTRA"', '"PRAGMA synchronous = OFF"')],
+        "what is recorded is not synced",
+        [("core/site_database.py", '"PRAGMA synchronous = EXTRA"', '"PRAGMA synchronous = OFF"')],
         [OF_CRASHES],
     ),
-    Mutant(
-        "what begins together is taken down one by one",
-        [(ATTEMPTS, "if self._open is not None:", "if False:")],
-        [OF_CRASHES],
-    ),
+    Mutant("masks do not depend on what is agreed", [(TRANSCRIPT, "subject.agreed", '""')], [OF_MASKS]),
     Mutant("masks do not depend on the model", [(TRANSCRIPT, "subject.model", '""')], [OF_MASKS]),
     Mutant("masks do not depend on the plan", [(TRANSCRIPT, "subject.plan", '""')], [OF_MASKS]),
     Mutant("masks do not depend on shapes", [(TRANSCRIPT, "[name, list(shape)]", "name")], [OF_MASKS]),
@@ -170,13 +317,13 @@ MUTANTS = [
     Mutant(
         "one's own mask is left out",
         [(CLIENT, "masks = [self_mask(self._seed, self._site, self._context)]", "masks = []")],
-        [f"{TESTS}/test_drop_outs.py"],
+        [OF_DROP_OUTS],
     ),
     Mutant(
         "a threshold of half", [(SHARES, "return 2 * sites // 3 + 1", "return sites // 2 + 1")], [OF_SHARES]
     ),
     Mutant(
-        "t - 1 shares give a secret", [(SHARES, "threshold(sites) - 1", "threshold(sites) - 2")], [OF_SHARES]
+        "t - 1 shares give a secret", [(SHARES, "higher = needed - 1", "higher = needed - 2")], [OF_SHARES]
     ),
     Mutant(
         "a share is not bound to its receiver",
@@ -242,19 +389,19 @@ MUTANTS = [
     ),
     Mutant(
         "who deals false shares is summed again",
-        [("engine/masked_sums.py", "self.false_dealers & bundles.keys()", "set()")],
+        [(SUMS, "self.false_dealers & bundles.keys()", "set()")],
         [OF_LYING],
     ),
     Mutant(
         "false dealers are forgotten in a crash",
-        [("engine/secure_mean.py", 'set(kept.get("false_dealers", ()))', "set()")],
+        [(SUMS, "self.false_dealers = set(json.loads(path.read_bytes()))", "pass")],
         [OF_LYING],
     ),
     Mutant(
         "those who know whose keys are false are lost for it",
         [
             (
-                "engine/masked_sums.py",
+                SUMS,
                 "strangers = left_out(distrusted, len(sites)) & set(sites)",
                 "strangers = set()",
             )
@@ -299,6 +446,26 @@ MUTANTS = [
         [OF_QUANTIZATION],
     ),
     Mutant(
+        "more cut values than there are widen the range",
+        [(MEAN, "widens = cut is not None and cut >", "widens = cut is None or cut >")],
+        [f"{OF_MEANS}::test_an_impossible_count_of_cut_values_widens_nothing"],
+    ),
+    Mutant(
+        "any count of cut values is possible",
+        [(MEAN, "(cut if cut <= sites * min(own, most_counted(terms.ring)) else None)", "cut")],
+        [f"{OF_MEANS}::test_an_impossible_count_of_cut_values_widens_nothing"],
+    ),
+    Mutant(
+        "a range widens without end",
+        [(MEAN, "min(max(rule, WIDER * each.bound), WIDEST * rule)", "max(rule, WIDER * each.bound)")],
+        [f"{OF_MEANS}::test_a_mean_with_cut_values_is_used_and_the_next_range_is_wider"],
+    ),
+    Mutant(
+        "a mean of a false weight is used",
+        [(MEAN, "if not len(survivors) <= weight <= len(survivors) * terms.scale:", "if False:")],
+        [f"{OF_MEANS}::test_a_sum_with_a_weight_that_no_sites_can_have_together_cannot_be_used"],
+    ),
+    Mutant(
         "two sites may have one identity",
         [("privacy/federation_lock.py", "        if len(names) > 1\n", "        if False\n")],
         [OF_IDENTITIES],
@@ -320,7 +487,7 @@ MUTANTS = [
     ),
     Mutant(
         "any documents are counted",
-        [(TURNS, "terms.sum.handler in COUNTED.values()", "True")],
+        [(TURNS, "name.handler in COUNTED.values()", "True")],
         [OF_COUNTS],
     ),
     Mutant(
