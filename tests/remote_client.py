@@ -152,7 +152,7 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
         print(event, flush=True)
 
     remote = RemoteClient(experiment, client, Path(folder), listen, **pinned(Path(folder)))
-    timing = Timing(answer=60.0, reconnect=20.0, keepalive=2.0)
+    timing = Timing(answer=60.0, reconnect=20.0, keepalive=20.0)
 
     def session_of(own: RemoteClient) -> GrpcMembership:
         return GrpcMembership(address, client, own.agreement, greeting=own.greeting, timing=timing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from contextlib import suppress
 from threading import Event, Thread
@@ -24,6 +25,7 @@ class Proxy:
 
     Attributes:
         address: Where it listens.
+        connections: How many it has accepted.
         cuts: How many connections it has cut.
         passed: Bytes that have passed, both ways together.
     """
@@ -39,7 +41,8 @@ class Proxy:
         host, _, port = address.rpartition(":")
         self._target, self._lives, self._delay = (host, int(port)), iter(lives), delay
         self._piece_seconds = 0.0 if megabits is None else _PIECE * 8 / (megabits * 1e6)
-        self.address, self.cuts, self.passed = "", 0, 0
+        self.address, self.connections, self.cuts, self.passed = "", 0, 0, 0
+        self._frozen = 0.0  # up to which connection nothing passes
         self._listening, self._over = Event(), asyncio.Event()
         self._thread = Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
         self._thread.start()
@@ -49,6 +52,14 @@ class Proxy:
         """Ends all connections, and accepts no more."""
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
+
+    def freeze(self, *, later: bool = False) -> None:
+        """Stops to pass bytes on the connections that there are, and closes none of them.
+
+        Args:
+            later: Whether those that come later are frozen as well.
+        """
+        self._frozen = math.inf if later else self.connections
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,13 +71,14 @@ class Proxy:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Passes on what comes on a connection, both ways, until either end or the proxy ends it."""
-        writers = [writer]
+        self.connections += 1
+        number, writers = self.connections, [writer]
         with suppress(OSError):
             onward = await asyncio.open_connection(*self._target)
             writers.append(onward[1])
             life = _Life(next(self._lives, None))
-            ways = [self._pass(reader, onward[1], life), self._pass(onward[0], writer, life)]
-            tasks = [asyncio.ensure_future(way) for way in ways]
+            ways = ((reader, onward[1]), (onward[0], writer))
+            tasks = [asyncio.ensure_future(self._pass(*way, life, number)) for way in ways]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 task.cancel()
@@ -74,7 +86,9 @@ class Proxy:
         for each in writers:
             each.close()
 
-    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, life: _Life) -> None:
+    async def _pass(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, life: _Life, number: int
+    ) -> None:
         """Passes on what comes one way."""
         waiting: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_UNDER_WAY)
         arriving = asyncio.ensure_future(self._read(reader, waiting))
@@ -82,6 +96,8 @@ class Proxy:
             while True:
                 due, data = await waiting.get()
                 await asyncio.sleep(due - self._loop.time())
+                if number <= self._frozen:
+                    await self._over.wait()
                 if life.spend(len(data)):
                     writer.write(data)
                     self.passed += len(data)

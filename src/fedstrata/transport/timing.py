@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 _LARGEST = 2**31 - 1
 """Bytes of a gRPC message at most."""
+_AHEAD = 2**20
+"""Bytes of a message that may leave before the other side asks for more; gRPC's 64 KiB cost a round trip."""
 LONGEST_WAIT = 2.0
 """Seconds between two looks of a server at its lines, and at who may join."""
 
@@ -16,7 +18,8 @@ class Timing:
         answer: For an answer, from who has been asked: a client that trains too slowly for it is lost.
         reconnect: For the other side to come back when there is no connection.
         keepalive: Between signs of life of a connection on which nothing else happens, and for the answer to
-            one; who stops answering has no connection any more.
+            any of them; who stops answering has no connection any more. A server takes one every half of it,
+            and ends the connection of a client that sends them oftener.
         greeting: For the greeting on a new connection.
         delay: For which every message is held back: a slow network, for experiments.
     """
@@ -41,9 +44,14 @@ class Timing:
             ("grpc.keepalive_time_ms", milliseconds),
             ("grpc.keepalive_timeout_ms", milliseconds),
             ("grpc.keepalive_permit_without_calls", 1),
+            # The timeout of the keepalive alone has no effect: gRPC waits 60 s for the answer to a ping.
+            ("grpc.http2.ping_timeout_ms", milliseconds),
+            # Pings that measure a slow line wait behind what is sent for longer than that, and would end it.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.lookahead_bytes", _AHEAD),
             ("grpc.http2.max_pings_without_data", 0),
-            ("grpc.http2.max_ping_strikes", 0),
-            ("grpc.http2.min_ping_interval_without_data_ms", 10),
+            # Counts at a server alone; the key with `recv_` in it has no effect.
+            ("grpc.http2.min_ping_interval_without_data_ms", milliseconds // 2),
             ("grpc.initial_reconnect_backoff_ms", 100),
             ("grpc.max_reconnect_backoff_ms", 2000),
             ("grpc.so_reuseport", 0),
