@@ -1,4 +1,4 @@
-"""What can one enrolled site do to the others?
+"""What can one enrolled site do to the others, and what can the server read?
 
     python benchmarks/reliability/hostile.py
 
@@ -7,6 +7,9 @@ in one way (`hostile_site.py`). The documents promise that it loses its own part
 every round the updates of the honest are in the mean, the run comes to its end with their scores, and takes
 no longer than deadlines allow. Each case names the claim that promises so, and what the documents say that it
 costs the others all the same.
+
+The server is hostile in further cases (`hostile_server.py`): it lies about masked sums, and the documents
+promise that it reads no site's update.
 
 - `cases`: how many were tried; `held`: in how many the honest lost nothing;
 - `documented_costs`: of which the honest lost what the documents say, with the claim that says so;
@@ -33,6 +36,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hostile_server import ATTACKS, READ
 from hostile_site import PLAIN, SECURE, Case
 from members import Member, kits_of, made, show_logs
 
@@ -198,7 +202,8 @@ def busy(count: int, folder: Path) -> Iterator[None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=[*CASES], default=[*CASES])
+    every = [*CASES, *ATTACKS]
+    parser.add_argument("--only", nargs="+", choices=every, default=every)
     parser.add_argument("--logs", action="store_true", help="show what the members of a broken run wrote")
     parser.add_argument("--busy", type=int, default=0, help="processes that compute beside the runs")
     parser.add_argument("--deadline", type=float, help="seconds of a turn; measured by default")
@@ -208,9 +213,17 @@ def main() -> None:
     broken: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory(prefix="hostile-") as name, busy(options.busy, Path(name)):
         place = Path(name)
-        limits = limits_for(options.only, place, options.deadline)
+        for case in filter(ATTACKS.__contains__, options.only):
+            claim, does, cost, attack = ATTACKS[case]
+            cosine = attack(place / case.replace(" ", "-"))
+            print(f"{case}: the server {does}; it reads an update with cosine {cosine:.2f}", flush=True)
+            if abs(cosine) > READ:
+                told = [f"an update, with cosine {cosine:.2f}"]
+                (costs if cost else broken)[case] = {"claim": cost or claim, "losses": told}
+        sites = [case for case in options.only if case in CASES]
+        limits = limits_for(sites, place, options.deadline)
         print(f"deadline: {limits.deadline:.0f} s; longest run: {limits.longest:.0f} s", flush=True)
-        for case in options.only:
+        for case in sites:
             folder, started = made(place / case.replace(" ", "-")), time.monotonic()
             losses = lost_by_others(case, folder, limits, secure=case in SECURE)
             seconds, own = time.monotonic() - started, CASES[case]

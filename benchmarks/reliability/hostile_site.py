@@ -10,7 +10,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
@@ -27,6 +27,7 @@ from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.engine.remote.site_scoring import SiteScoring
 from fedstrata.privacy.secure_sum import client, shares
 from fedstrata.privacy.secure_sum.client import SumClient
+from fedstrata.privacy.secure_sum.mean import CUT, WEIGHT, SummedUpdate
 from fedstrata.transport.credentials import Certificates, read_token
 from fedstrata.transport.header import METHOD, SERVICE, Header, Kind
 from fedstrata.transport.kit import Kit
@@ -164,6 +165,16 @@ def false_release(released: Any) -> Any:
     return released.model_copy(update={"self_masks": tuple(spoilt)})
 
 
+def elements(name: str, value: int) -> None:
+    """Puts another number into the masked input."""
+
+    def lying(before: Any, own: SummedUpdate) -> Iterator[tuple[str, torch.Tensor]]:
+        for each, tensor in before(own):
+            yield each, torch.full_like(tensor, value) if each == name else tensor
+
+    instead(SummedUpdate, "elements", lying)
+
+
 def false_secrets() -> None:
     """Deals shares of other secrets than those that it uses and has committed itself to."""
     split = shares.split
@@ -200,7 +211,8 @@ class Case:
     cost: Cost | None = None
 
 
-FALSE_SHARES = Cost("secure_aggregation#false-shares", {"round abandoned": 1})
+FALSE_SHARES = Cost("secure_aggregation#false-shares", {"run ended": 1})
+FALSE_WEIGHT = Cost("secure_aggregation#false-weight", {"run ended": 1})
 SPOILT, MORE, LOST, TURN = (
     f"processes#{name}" for name in ("spoilt-update", "claims-more", "lost-client", "other-turn")
 )
@@ -254,7 +266,6 @@ PLAIN: dict[str, Case] = {
     ),
     "absent": Case("processes#absent-client", "does not come", lambda: sys.exit(1)),
 }
-# A lie about a masked sum, such as an impossible count or a false weight, is one more case here.
 SECURE: dict[str, Case] = {
     "dies at shares": Case(KILLED, "is killed when it is to send shares", lambda: exchange("shares", die)),
     "dies at delivery": Case(KILLED, "is killed when it has got shares", lambda: exchange("delivery", die)),
@@ -294,6 +305,13 @@ SECURE: dict[str, Case] = {
         lambda: said("receive", lambda opened: opened.model_copy(update={"unopened": OTHERS})),
     ),
     "false shares": Case(LIAR, "deals shares of other secrets than its own", false_secrets, FALSE_SHARES),
+    "impossible count": Case(
+        LIAR, "reports more cut values than there are values", lambda: elements(CUT, 2**25)
+    ),
+    "false count": Case(LIAR, "reports cut values that are none", lambda: elements(CUT, 10**4)),
+    "false weight": Case(
+        LIAR, "sends a weight that no site can have", lambda: elements(WEIGHT, 2**20), FALSE_WEIGHT
+    ),
     "false release": Case(LIAR, "releases shares that are none", lambda: said("unmask", false_release)),
     "other transcript": Case(
         LIAR,

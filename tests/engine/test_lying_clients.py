@@ -162,6 +162,7 @@ def test_a_false_count_of_cut_values_costs_a_bounded_range_and_no_round(
         assert widened == [1.0, 16.0, 256.0, 256.0, 256.0]
 
 
+@pytest.mark.claim("secure_aggregation#false-weight")
 @pytest.mark.parametrize("weight", [-(2**20), 2**20])
 def test_a_false_weight_stops_the_run_with_one_message(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, weight: int

@@ -2,194 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from lying_server import OTHER, RUN, SITES, Site, changed, told
+from hostile_server import ATTACKS, OTHERS, READ, SECURE, VICTIM, Server, cosine, in_the_clear
+from lying_server import OTHER, RUN, SITES, changed, told
 from secure_federation import SITES as MEMBERS
 from secure_federation import SUBJECT, Federation
 
-from fedstrata.client.secure_turns import COUNTED
-from fedstrata.client.turn import Done, Order
-from fedstrata.core.errors import FedstrataError
 from fedstrata.core.settings.source import flatten
-from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.core.types import Plan
 from fedstrata.engine.agreed import OWN, SHARED, agreed, agreed_hash
-from fedstrata.engine.masked_sums import MaskedSums
-from fedstrata.engine.secure_mean import mean_terms
 from fedstrata.engine.simulated_identities import simulated_identities
-from fedstrata.privacy.secure_sum.mean import counted_in, counted_tensor, hash_of_frame, mean_from
-from fedstrata.privacy.secure_sum.messages import ConsistencyProof, MeanTerms, SumName
+from fedstrata.privacy.secure_sum.messages import ConsistencyProof, SumName
 from fedstrata.privacy.secure_sum.refusals import (
     AlreadyReleased,
     RoundNotNew,
-    SecureSumRefusal,
     TooFewSites,
     TranscriptMismatch,
     WrongSum,
 )
 from fedstrata.privacy.secure_sum.server import SumServer
-from fedstrata.wire import frame
-
-SECURE = "privacy.secure_aggregation=true"
-VICTIM, OTHERS = SITES[0], SITES[1:]
-
-
-@dataclass
-class Cohort:
-    """The clients of a sum, as a server asks them; implements `protocol.Exchanging`."""
-
-    sites: Mapping[str, Site]
-    number: int
-    call: int
-    refused: dict[str, Exception] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.clients = [ClientInfo(name, site.remote._site.count) for name, site in self.sites.items()]
-        attendance = SimpleNamespace(lost={})
-        self.book: Any = SimpleNamespace(attendance=attendance, number=self.number, warn=lambda message: None)
-
-    def exchange(
-        self,
-        turn: str,
-        call: int,
-        clients: Sequence[str],
-        message_of: Callable[[str], Plan],
-        *,
-        counted: bool = False,
-    ) -> Iterator[tuple[str, Update]]:
-        for client in clients:
-            if (update := self._asked(client, turn, call, message_of(client))) is not None:
-                yield client, update
-
-    def inputs(
-        self, turn: str, handler: str, plan_of: Callable[[ClientInfo], Plan]
-    ) -> Iterator[tuple[ClientInfo, Update]]:
-        for info in self.clients:
-            if info.id in self.refused:
-                continue
-            if (update := self._asked(info.id, turn, self.call, plan_of(info))) is not None:
-                yield info, update
-
-    def _asked(self, client: str, turn: str, call: int, plan: Plan) -> Update | None:
-        try:
-            return self.sites[client].ask(turn, plan, number=self.number, call=call)
-        except FedstrataError as error:
-            self.refused[client] = error
-            return None
-
-    def wait_for(self, clients: Iterable[str]) -> None:
-        pass
-
-    def reject(self, client: str, error: FedstrataError) -> None:
-        self.book.attendance.lost[client] = self.refused[client] = error
-
-    def take_back(self, error: FedstrataError) -> None:
-        pass
-
-    @property
-    def kinds(self) -> dict[str, type[Exception]]:
-        """What each site has refused with."""
-        return {name: type(error) for name, error in self.refused.items()}
-
-
-class Server:
-    """A server that names sums as it likes, over sites that are real; it has the settings of the last."""
-
-    def __init__(self, folder: Path, *settings: str, lies: Mapping[str, Any] | None = None) -> None:
-        simulated_identities(folder, SITES)
-        self._said = said = told(SECURE, *settings)
-        self.sites = {name: Site(folder, (lies or {}).get(name, said), name) for name in SITES}
-        self._folder, self._sums = folder, 0
-        self._own = self.sites[SITES[-1]].experiment
-        model = self._own.model
-        model.restore()
-        tensors = model.tensors(self._own.method.trainable(model.layout))
-        self.plan = Plan({name: each.clone() for name, each in tensors.items()}, {})
-        self.weights = {name: site.remote._site.count for name, site in self.sites.items()}
-
-    def new_run(self) -> None:
-        """Has every site join another run, as with `--new-run`."""
-        for name in self.sites:
-            self.sites[name] = Site(self._folder, self._said, name, run=OTHER, runs=2)
-
-    def mean(
-        self,
-        *names: str,
-        plan: Plan | None = None,
-        run: str = RUN,
-        number: int = 1,
-        call: int = 1,
-        attempt: int = 0,
-    ) -> tuple[Tensors | None, Cohort]:
-        """Returns the mean over these sites, if there is one, and who has refused what."""
-        plan, own = plan or self.plan, self._own
-        terms = self.terms(SumName(run=run, round=number, handler="train", call=call, attempt=attempt), plan)
-        survivors, total, cohort = self.summed(terms, plan, names)
-        if total is None:
-            return None, cohort
-        found = mean_from(total, plan.tensors, terms, survivors, own.privacy.settings.range)
-        return found.mean.tensors, cohort
-
-    def terms(self, name: SumName, plan: Plan) -> MeanTerms:
-        own, infos = self._own, [ClientInfo(each, weight) for each, weight in self.weights.items()]
-        return mean_terms(own.privacy, own.method, own.model, name, plan, infos, {})
-
-    def counted(
-        self, *names: str, number: int, attempt: int = 0
-    ) -> tuple[Mapping[str, float] | None, Cohort]:
-        """Returns what these sites have counted together of their validation documents."""
-        counts = sorted(self._own.task.counted([], []))
-        plan = Plan(self.plan.tensors, {"part": "validation", "final": False, "names": counts})
-        name = SumName(run=RUN, round=number, handler=COUNTED["validation"], call=1, attempt=attempt)
-        tensors = (counted_tensor(counts),)
-        hashed = hash_of_frame(frame.encode(plan))
-        terms = MeanTerms(sum=name, plan=hashed, tensors=tensors, scale=1, loss=False, counts=True)
-        _, total, cohort = self.summed(terms, plan, names)
-        return (None if total is None else counted_in(total, counts)[0]), cohort
-
-    def summed(
-        self, terms: MeanTerms, plan: Plan, names: Sequence[str]
-    ) -> tuple[tuple[str, ...], Tensors | None, Cohort]:
-        cohort = Cohort({name: self.sites[name] for name in names}, terms.sum.round, terms.sum.call)
-        self._sums += 1  # it forgets what it has stored
-        folder, agrees = self._folder / f"server-{self._sums}", agreed_hash(agreed(self._own))
-        sums = MaskedSums(self._own.privacy, folder, self._own.model, agrees, 0)
-        try:
-            _, survivors, total = sums.run(cohort, plan, terms, {})
-        except SecureSumRefusal:
-            return (), None, cohort
-        return survivors, total, cohort
-
-    def recovered(self, first: Tensors, second: Tensors | None, *others: str) -> float:
-        """Returns the cosine of the victim's change and what two means, with it and without, give for it."""
-        if second is None:
-            return 0.0
-        own = in_the_clear(self.sites[VICTIM], self.plan)
-        total, rest = (sum(self.weights[name] for name in names) for names in (SITES, others))
-        pairs = [
-            ((first[name] - base) * total - (second[name] - base) * rest, own[name] - base)
-            for name, base in self.plan.tensors.items()
-        ]
-        return cosine(*(torch.cat([each.flatten() for each in side]) for side in zip(*pairs, strict=True)))
-
-
-def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
-    return float(torch.nn.functional.cosine_similarity(one.double(), other.double(), dim=0))
-
-
-def in_the_clear(site: Site, plan: Plan, number: int = 1) -> Tensors:
-    """Returns the tensors that a site trains, which no server sees."""
-    order = Order(site.name, number, "train", 1, frame.encode(plan))
-    done = site.remote._workplace.compute(order, site.remote._site)
-    assert isinstance(done, Done)
-    update = frame.decode(frame.split(done.update.tobytes()), Update)
-    return {name: tensor.clone() for name, tensor in update.tensors.items()}
 
 
 @pytest.fixture
@@ -347,10 +183,7 @@ def test_a_model_changed_by_one_bit_is_another_model(server: Server) -> None:
     """What no hash can stop, and differential privacy alone bounds: the pages state it as a cost."""
     first, _ = server.mean(*SITES)
     assert first is not None
-    tensors = {name: tensor.clone() for name, tensor in server.plan.tensors.items()}
-    changed = next(iter(tensors.values())).view(-1)
-    changed[0] = torch.nextafter(changed[0], changed[0] + 1)
-    second, cohort = server.mean(*OTHERS, number=2, plan=Plan(tensors, {}))
+    second, cohort = server.mean(*OTHERS, number=2, plan=server.nudged())
     assert not cohort.refused
     assert server.recovered(first, second, *OTHERS) > 0.5
 
@@ -361,3 +194,10 @@ def test_sites_that_are_too_few_for_their_own_locks_refuse(tmp_path: Path) -> No
     server = Server(tmp_path)
     _, cohort = server.mean(*SITES)
     assert set(cohort.kinds.values()) <= {TooFewSites}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ATTACKS)
+def test_attacks_read_an_update_only_where_the_pages_state_the_cost(case: str, tmp_path: Path) -> None:
+    _, _, cost, act = ATTACKS[case]
+    assert (act(tmp_path) > READ) == (cost is not None)
