@@ -23,7 +23,7 @@ from lying_server import OTHER, RUN, SITES, Site, changed, told
 from fedstrata.client.secure_turns import COUNTED
 from fedstrata.client.turn import Done, Order
 from fedstrata.core.errors import FedstrataError
-from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.core.types import JSON, ClientInfo, Plan, Tensors, Update
 from fedstrata.engine.agreed import agreed, agreed_hash
 from fedstrata.engine.masked_sums import MaskedSums
 from fedstrata.engine.secure_mean import mean_terms
@@ -157,7 +157,7 @@ class Server:
     ) -> tuple[Mapping[str, float] | None, Cohort]:
         """Returns what these sites have counted together of their validation documents."""
         counts = sorted(self._own.task.counted([], []))
-        plan = Plan(self.plan.tensors, {"part": "validation", "final": False, "names": counts})
+        plan = Plan(self.plan.tensors, {"part": "validation", "final": False, "names": list[JSON](counts)})
         name = SumName(run=RUN, round=number, handler=COUNTED["validation"], call=1, attempt=attempt)
         tensors = (counted_tensor(counts),)
         hashed = hash_of_frame(frame.encode(plan))
@@ -225,7 +225,7 @@ def other_settings(folder: Path) -> float:
     lie = changed(told(SECURE), "training.learning_rate", 1e-30)
     server, unusable = Server(folder, lies=dict.fromkeys(OTHERS, lie)), SumServer.unusable
     try:
-        SumServer.unusable = lambda *_: {}  # type: ignore[method-assign,assignment] # which it ignores
+        SumServer.unusable = lambda *_: {}  # type: ignore[method-assign] # which it ignores
         name = SumName(run=RUN, round=1, handler="train", call=1, attempt=0)
         _, total, _ = server.summed(server.terms(name, server.plan), server.plan, SITES)
     finally:

@@ -10,11 +10,10 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedstrata.client.turn import Failed, Order
 from fedstrata.core.handlers import counts_documents, is_exchange
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.settings.yaml import as_document
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.engine.agreed import SESSION, agreed
 from fedstrata.engine.check import check_settings
@@ -63,7 +62,7 @@ def changed(said: Mapping[str, Any], path: str, value: Any) -> dict[str, Any]:
 def policy_of(folder: Path, **lines: Any) -> PolicyGuard:
     """Returns a site's policy of these lines."""
     path = folder / "policy.yaml"
-    path.write_text(yaml.safe_dump(lines))
+    path.write_bytes(as_document(lines))
     return PolicyGuard.read(path)
 
 
