@@ -44,6 +44,8 @@ RELATIONS = (
 """A tiny run whose scores are not all 0."""
 PATIENT = Timing(answer=300.0, reconnect=60.0, keepalive=20.0)
 LARGEST = 2**26
+RUN = "0123456789abcdef"
+"""The id of the run of a `Server`."""
 
 
 class Clients:
@@ -250,7 +252,7 @@ def serving(folder: Path, clients: Clients) -> Iterator[Serve]:
         def serve(*overrides: str, timing: Timing = PATIENT) -> Server:
             experiment = prepare_server(read_source(None, [*TINY, *overrides]), CLIENTS)
             agreements = Agreements(experiment, CLIENTS, LARGEST)
-            welcome: Mapping[str, JSON] = {"run": "0123456789abcdef", "counted": 0}
+            welcome: Mapping[str, JSON] = {"run": RUN, "counted": 0}
             hub = GrpcHub(
                 agreements,
                 largest=LARGEST,

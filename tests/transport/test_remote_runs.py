@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from proxy import Proxy
-from remote_run import CLIENTS, PATIENT, Serve, Server
+from remote_run import CLIENTS, PATIENT, RUN, Serve, Server
 from support import Finished, RunTiny
 
 from fedstrata.client.store import ClientStore, client_folder
@@ -97,7 +97,7 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
     assert server.cohort.book.loss == pytest.approx(simulated.of("round")[-1]["loss"], rel=1e-5)
     assert_same_run(server, state, simulated)
     for client in CLIENTS:
-        homes = (server.folder / f"home of {client}", simulated.folder)
+        homes = (server.folder / f"home of {client}" / f"run-{RUN}", simulated.folder)
         own, expected = (ClientStore(client_folder(home, client), 2).read().tensors for home in homes)
         assert own.keys() == expected.keys()
         for name, tensor in own.items():

@@ -44,6 +44,7 @@ def noised() -> dict[str, Any]:
 
 
 @pytest.mark.claim("site_policy#seeded-noise")
+@pytest.mark.claim("security_review#insist-noise")
 def test_noise_that_the_server_can_draw_again_needs_the_own_file_of_the_site(
     noised: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_noise_that_the_server_can_draw_again_needs_the_own_file_of_the_site(
 
 
 @pytest.mark.claim("site_policy#one-run")
+@pytest.mark.claim("security_review#insist-run")
 def test_a_site_takes_part_in_one_run(said: dict[str, Any], tmp_path: Path) -> None:
     """Neither a new session nor a new process accepts another run, and a run without a name is none."""
     site = Site(tmp_path, said)
@@ -101,6 +103,7 @@ OTHERWISE: Mapping[str, Any] = {
 
 
 @pytest.mark.claim("site_policy#same-settings")
+@pytest.mark.claim("security_review#insist-run")
 def test_what_was_agreed_stays_while_the_run_lasts(said: dict[str, Any], tmp_path: Path) -> None:
     Site(tmp_path, said)
     assert set(OTHERWISE) <= {path for path, _ in flatten(said["settings"])} - MAY_CHANGE_ON_RESUME
@@ -284,6 +287,7 @@ def test_a_join_imports_nothing_of_its_working_folder(
 
 
 @pytest.mark.claim("federation#only-the-server")
+@pytest.mark.claim("security_review#insist-models")
 @pytest.mark.parametrize(
     ("path", "name"),
     [
