@@ -48,6 +48,8 @@ HONEST, HOSTILE = ("site-1", "site-2", "site-3"), "site-4"
 ROUNDS = 3
 DEADLINE_ROUNDS, LEAST_DEADLINE = 10, 30.0
 """A deadline in rounds of honest sites, and the least one in seconds: a loaded machine stalls for seconds."""
+PATIENCE_RUNS = 2
+"""How long all sites may take to start, in runs of honest sites."""
 LONGEST_DEADLINES, LONGEST_RUNS = 16, 3
 """A run counts as held up after so many deadlines, and so many times the longest run of honest sites."""
 CASES = {**PLAIN, **SECURE}
@@ -86,10 +88,12 @@ class Limits:
 
     Attributes:
         deadline: A turn.
+        patience: The start of all sites.
         longest: A run.
     """
 
     deadline: float = 600.0
+    patience: float = 600.0
     longest: float = 3600.0
 
 
@@ -97,7 +101,7 @@ def lost_by_others(case: str | None, folder: Path, limits: Limits, *, secure: bo
     """Runs a federation with a hostile site, or with none; returns what the honest have lost."""
     kits = kits_of(folder / "federation", *settings_of(secure=secure), (*HONEST, HOSTILE)).folder
     run, site = folder / "run", Path(__file__).with_name("hostile_site.py")
-    times = ["--deadline", str(limits.deadline), "--patience", str(max(30.0, limits.deadline))]
+    times = ["--deadline", str(limits.deadline), "--patience", str(limits.patience)]
     serve = ["-m", "fedstrata", "serve", str(kits / "server"), "--out", str(run), *times]
     commands = {"server": serve}
     commands |= {name: ["-m", "fedstrata", "join", str(kits / "sites" / name)] for name in (*HONEST, HOSTILE)}
@@ -145,7 +149,8 @@ def limits_for(cases: Sequence[str], place: Path, deadline: float | None) -> Lim
         longest_round = max(longest_round, *seconds)
         longest_run = max(longest_run, time.monotonic() - started)
     deadline = deadline or max(LEAST_DEADLINE, DEADLINE_ROUNDS * longest_round)
-    return Limits(deadline, LONGEST_DEADLINES * deadline + LONGEST_RUNS * longest_run)
+    patience = max(LEAST_DEADLINE, PATIENCE_RUNS * longest_run)
+    return Limits(deadline, patience, LONGEST_DEADLINES * deadline + LONGEST_RUNS * longest_run + patience)
 
 
 def losses_in(run: Path) -> Iterator[Loss]:
