@@ -14,6 +14,7 @@ import typer
 from fedstrata.cli.options import configuration, number, on_command_line, seconds, sort_arguments
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.display import log
+from fedstrata.transport.timing import MOST_MEGABYTES
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.source import Source
@@ -173,7 +174,9 @@ class ServerLine(Line):
     cache_megabytes: Annotated[
         float, number("Memory for keys and values of all clients together.", 0.001, 2.0**30)
     ] = 1024
-    megabytes: Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=2047)] = 1024
+    megabytes: Annotated[int, typer.Option(help="Size of a message at most.", min=1, max=MOST_MEGABYTES)] = (
+        1024
+    )
 
     configuration: ClassVar[str] = "run.yaml"
 

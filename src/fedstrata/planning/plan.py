@@ -8,7 +8,7 @@ and scaled by what a survey counted (`fedstrata.planning.survey`): seconds, memo
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.budgets import room_for
 from fedstrata.engine.corpus import corpus_facts
 from fedstrata.engine.facts import OTHER, limit_facts
-from fedstrata.engine.prepare import prepare
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.leaks import leak_warnings
@@ -207,6 +207,7 @@ def _assemble(
         limit=limit_facts(experiment),
         warnings=(
             *_warnings(estimate, memory, disk),
+            *_message_warnings(experiment),
             *(privacy_warnings(privacy) if privacy else ()),
             *sum_warnings(experiment),
             *leak_warnings(estimate),
@@ -287,3 +288,17 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
     if idle:
         found.append(f"{len(idle)} of {len(estimate.workloads)} clients are drawn in no round")
     return found
+
+
+def _message_warnings(experiment: Experiment) -> Iterator[str]:
+    """Yields why the run can be simulated alone, if what it sends does not fit into one message."""
+    from fedstrata.engine.remote.agreeing import too_large, travelling  # noqa: PLC0415 - for a served run alone
+    from fedstrata.transport.timing import MOST_MEGABYTES  # noqa: PLC0415
+
+    method, model = experiment.method, experiment.model
+    cuts = [method.divides(client) for client in experiment.clients]
+    if not method.pooled and None in cuts:
+        model.restore()
+        problem = too_large(method.name, travelling(method, model, None), MOST_MEGABYTES * 2**20)
+        if problem is not None:
+            yield f"fedstrata serve would refuse this run: {problem.message}"

@@ -29,7 +29,7 @@ _HEADER_BYTES = 2**16
 """Allowed for the header of a frame, beside what it says of each tensor and row."""
 _ENTRY_BYTES = 512
 """Allowed for what a header says of one tensor or row."""
-_WHOLE_HEADER_BYTES = 2**22
+WHOLE_HEADER_BYTES = 2**22
 """Allowed for the header of the messages of a method that divides no model."""
 
 
@@ -145,7 +145,7 @@ class Agreement:
     def largest_header(self) -> int:
         """Bytes that the header of a frame may have."""
         if self.conversation is None:
-            return _WHOLE_HEADER_BYTES
+            return WHOLE_HEADER_BYTES
         return _HEADER_BYTES + _ENTRY_BYTES * (len(self.trained) + self.conversation.rows)
 
     def differences(self, theirs: Mapping[str, Any], client: str) -> str:

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 _LARGEST = 2**31 - 1
 """Bytes of a gRPC message at most."""
+MOST_MEGABYTES = 2047
+"""Times 2**20 bytes that one message may have, whatever carries it."""
 _AHEAD = 2**20
 """Bytes of a message that may leave before the other side asks for more; gRPC's 64 KiB cost a round trip."""
 LONGEST_WAIT = 2.0

@@ -4,6 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
+
 from fedstrata.client.site import Site
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, Problem, RefusedError
@@ -18,8 +20,9 @@ from fedstrata.engine.prepare import Experiment
 from fedstrata.models.state import Model
 from fedstrata.split.divide import leave_ends, leave_middle
 from fedstrata.split.messages import is_count
-from fedstrata.transport.agreement import Agreement, Conversation, shapes_of
+from fedstrata.transport.agreement import WHOLE_HEADER_BYTES, Agreement, Conversation, shapes_of
 from fedstrata.transport.members import Greeting
+from fedstrata.transport.timing import MOST_MEGABYTES
 from fedstrata.wire.frame import Shape
 
 TRAINING, ANSWERS = "training", "answers"
@@ -28,6 +31,7 @@ Weights: TypeAlias = Mapping[str, str]
 """A hash of every parameter of a model, or of a side of one, by name."""
 _OF_ANSWERS = ("task.name", "adapter.", "model.", "seed", "labels", "tokenizer")
 """What must be the same for answers: how the paths begin."""
+_MEGABYTE = 2**20
 
 
 def agreement_of(
@@ -92,6 +96,25 @@ def travelling(method: Method, model: Model, cut: Cut | None) -> int:
     return sum((state | {name: sizes[name] for name in method.trainable(model.layout)}).values())
 
 
+def too_large(method: str, numbers: int, largest: int) -> Problem | None:
+    """Returns what is wrong if a message may not be as large as what a method sends; none if it may.
+
+    Args:
+        method: The method's name.
+        numbers: How many numbers it sends, as `travelling` gives them.
+        largest: Bytes that a message may have.
+    """
+    sent = numbers * torch.float32.itemsize
+    least = -(-(sent + WHOLE_HEADER_BYTES) // _MEGABYTE)
+    if not numbers or least * _MEGABYTE <= largest:
+        return None
+    what = f"{method} sends {sent:,} bytes of this model in one message"
+    if least <= MOST_MEGABYTES:
+        return Problem("--megabytes", f"must be at least {least}, not {largest // _MEGABYTE}: {what}")
+    helps = "what helps: fewer blocks that train, an adapter, a smaller model, or fedstrata run (workers)"
+    return Problem("method.name", f"{what}, which carries at most {MOST_MEGABYTES:,} MB; {helps}")
+
+
 def held(experiment: Experiment) -> dict[str, JSON]:
     """Returns what a client says of the model that it holds, at its base values: `weights` and `trained`."""
     model = experiment.model
@@ -139,11 +162,8 @@ class Agreements:
         model.restore()
         own = _hashes(experiment, [self._elsewhere(client, model) for client in clients])
         self._numbers = travelling(method, model, next(iter(self._cuts.values())))
-        if (most := self._numbers * 4) > largest:
-            least = -(-most // 2**20) + 4  # and what names it
-            why = f"for what {method.name} sends of this model"
-            message = f"must be at least {least}, {why}, not {largest >> 20}"
-            raise ConfigurationError([Problem("--megabytes", message)])
+        if problem := too_large(method.name, self._numbers, largest):
+            raise ConfigurationError([problem])
         self._own = own
 
     def __call__(self, client: str, greeting: Greeting) -> Agreement:
@@ -171,13 +191,12 @@ class Agreements:
             raise RefusedError(different + self._who_decides(theirs))
         _require_equal(client, _told(shapes), trained)
         if agreement.largest > self.largest:
-            why, help_ = f"trains {agreement.numbers:,} numbers", "--megabytes of the server must be more"
-            if agreement.conversation is not None:
-                why = f"has batches of {rows} rows of up to {length}"
-                help_ = "a smaller training.batch_size or eval_batch_size may help, or more for the server"
+            least = -(-agreement.largest // _MEGABYTE)
+            more = f", or --megabytes {least} at the server" if least <= MOST_MEGABYTES else ""
             raise RefusedError(
-                f"client {client!r} {why}: messages of {agreement.largest} bytes, where the server takes "
-                f"{self.largest} at most; {help_}"
+                f"client {client!r} has batches of {rows} rows of up to {length}: messages of "
+                f"{agreement.largest} bytes, where the server takes {self.largest} at most; a smaller "
+                f"training.batch_size or eval_batch_size may help{more}"
             )
         self._compare(client, weights)
         return agreement
