@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedstrata.core.client import Client
     from fedstrata.core.cohort import Cohort
     from fedstrata.core.documents import Document, Relation, Span
-    from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, Problem
+    from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, Problem, TrainedOnWarning
     from fedstrata.core.method import Method
     from fedstrata.core.metric import Metric
     from fedstrata.core.model import Layout, Model
@@ -65,6 +65,7 @@ _FOUND_IN = {
     "Span": "core.documents",
     "State": "core.types",
     "Task": "core.task",
+    "TrainedOnWarning": "core.errors",
     "Update": "core.types",
     "compare": "api.comparison",
     "load": "api.result",
@@ -102,6 +103,7 @@ __all__ = [
     "Span",
     "State",
     "Task",
+    "TrainedOnWarning",
     "Update",
     "compare",
     "load",

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, TrainedOnWarning
 from fedstrata.core.settings.source import COMMAND_LINE
+from fedstrata.results.trained import caution
 
 Parameters = ParamSpec("Parameters")
 Returned = TypeVar("Returned")
@@ -53,6 +56,14 @@ def _named(problem: Problem) -> Problem:
         path = path.removeprefix("--").replace("-", "_")
     origin = "the argument settings" if problem.origin == COMMAND_LINE else problem.origin
     return replace(problem, path=path, message=message, origin=origin)
+
+
+def warn_of_trained(trained: int | None, documents: int) -> None:
+    """Warns of documents that a run was trained on, at the line outside of fedstrata that asked."""
+    if trained:
+        packages = (own.frame.f_globals.get("__name__", "").partition(".")[0] for own in inspect.stack(0))
+        depth = next((level for level, own in enumerate(packages, start=1) if own != "fedstrata"), 1)
+        warnings.warn(caution(trained, documents), TrainedOnWarning, stacklevel=depth)
 
 
 def kinds_in(part: Any) -> str:

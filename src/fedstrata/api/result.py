@@ -8,7 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.api.arguments import with_argument_names
+from fedstrata.api.arguments import warn_of_trained, with_argument_names
 from fedstrata.api.tables import annotations_frame, scores_frame
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
@@ -22,6 +22,7 @@ from fedstrata.results import export as exporting
 from fedstrata.results import predict as prediction
 from fedstrata.results.result import Result as OpenedResult
 from fedstrata.results.result import open_result
+from fedstrata.results.trained import trained_texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -158,6 +159,9 @@ class Result:
         Args:
             texts: Texts, or documents; a task that reads mentions without finding them takes those of
                 documents.
+
+        Warns:
+            TrainedOnWarning: The run was trained on some of them.
         """
         given = _listed(texts)
         documents = [
@@ -167,7 +171,9 @@ class Result:
         if (what := self.task.beyond_texts[0]) and any(isinstance(each, str) for each in given):
             message = f"must be documents with {what} for task {self.task.name}, not texts"
             raise ConfigurationError([Problem("texts", message)])
-        return prediction.annotated(self._opened, documents)
+        found = prediction.annotated(self._opened, documents)
+        warn_of_trained(trained_texts(self._opened).count(documents), len(documents))
+        return found
 
     @with_argument_names
     def predict(
@@ -194,6 +200,9 @@ class Result:
 
         Raises:
             ConfigurationError: The run is not finished, or the format does not hold what the task reads.
+
+        Warns:
+            TrainedOnWarning: The run was trained on some of them.
         """
         if isinstance(texts, Path):
             return scores_frame(self._predict_files(texts, out, input_format, format))
@@ -210,6 +219,7 @@ class Result:
         output = prediction.check_output(self.task, format)
         inputs = prediction.open_inputs(path, input_format, output, self._opened.settings.data)
         outcome = prediction.predict_files(self._opened, inputs, folder, output, lambda count: None)
+        warn_of_trained(outcome.trained, outcome.documents)
         return outcome.scores or {}
 
     @with_argument_names

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from fedstrata.api.arguments import kinds_in, with_argument_names
+from fedstrata.api.arguments import kinds_in, warn_of_trained, with_argument_names
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.yaml import shortened
@@ -18,6 +18,7 @@ from fedstrata.metrics import stats
 from fedstrata.record.words import SCHEMES
 from fedstrata.results import document_pairs
 from fedstrata.results.score import Difference, Draws, System, as_json, differences, score_systems
+from fedstrata.results.trained import TrainedTexts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,12 +57,14 @@ class Scores:
         compared: How the two differ, by part and scheme; empty for one system.
         draws: How intervals were made.
         places: Where the annotations and each system's predictions came from.
+        trained: How many of the documents the named run was trained on; none where no run is named.
     """
 
     systems: Sequence[System]
     compared: Mapping[str, Mapping[str, Difference]]
     draws: Draws
     places: Sequence[Path]
+    trained: int | None = None
 
     @property
     def table(self) -> pd.DataFrame:
@@ -101,7 +104,8 @@ class Scores:
     def as_json(self) -> dict[str, Any]:
         """Returns everything that was found, without the text of any document."""
         gold, *systems = self.places
-        return as_json(gold, systems, self.systems, self.draws, self.compared)
+        everything = as_json(gold, systems, self.systems, self.draws, self.compared)
+        return everything if self.trained is None else {**everything, "trained_on": self.trained}
 
     def _repr_html_(self) -> str:
         parts = [self.table.to_html(float_format="{:.4f}".format)]
@@ -171,13 +175,17 @@ def score(
     Raises:
         ConfigurationError: Options do not go together, or the sides hold other documents.
         DataError: Files do not follow their format.
+
+    Warns:
+        TrainedOnWarning: The run was trained on some of the documents.
     """
     sides = {"gold": gold, "predicted": predicted} | ({} if against is None else {"against": against})
     names = ("format", "gold_format", "predicted_format")
     formats = Formats(format, gold_format, predicted_format, names)
-    return scored(
-        sides, formats, types=types, run=run, part=part, draws=Draws(instances, resamples, level, seed)
-    )
+    draws = Draws(instances, resamples, level, seed)
+    found = scored(sides, formats, types=types, run=run, part=part, draws=draws)
+    warn_of_trained(found.trained, len(found.systems[0].documents))
+    return found
 
 
 def scored(
@@ -212,19 +220,20 @@ def scored(
         for number, side in enumerate(sides.values())
     ]
     documents[0] = mark_unannotated(documents[0])  # as a run does, and before some are left out
-    mentions = None
+    mentions = trained = None
     if run is None:
         annotated, *systems = document_pairs.select(documents, types)
     else:
         if part is not None:
             documents = document_pairs.select_part(Path(run), part, documents)
+        trained = TrainedTexts(Path(run)).count(documents[0])
         (annotated, *systems), mentions = document_pairs.select_as(Path(run), documents)
     named = zip(systems, list(sides)[1:], strict=True)
     ordered = [document_pairs.paired(annotated, system, name) for system, name in named]
     found = score_systems(annotated, ordered, draws, mentions)
     compared = differences(found[0], found[1], draws.seed) if len(found) > 1 else {}
     places = [Path(side) if isinstance(side, str | Path) else Path(name) for name, side in sides.items()]
-    return Scores(found, compared, draws, places)
+    return Scores(found, compared, draws, places, trained)
 
 
 def _misfits(sides: Mapping[str, Any], types: Any, draws: Draws) -> Iterator[Problem]:

@@ -107,6 +107,8 @@ def predict(
 
 def _show(console: Console, result: Result, outcome: Outcome, folder: Path, output: str) -> None:
     """Prints what the prediction came to."""
+    from fedstrata.results.trained import caution  # noqa: PLC0415 - heavy
+
     if outcome.scores:
         _show_scores(console, outcome.scores, annotated=result.task.needs_annotations)
     if outcome.unknown:
@@ -122,6 +124,8 @@ def _show(console: Console, result: Result, outcome: Outcome, folder: Path, outp
         say(console, f"{outcome.left_out:,} mentions were left out: {output} has no place for them ({what})")
     if outcome.widened:
         say(console, f"{outcome.widened:,} mentions were widened to whole tokens of the input")
+    if outcome.trained:
+        say(console, f"warning: {caution(outcome.trained, outcome.documents)}")
     rate = outcome.documents / outcome.seconds
     found = f", {outcome.annotations - outcome.left_out:,} annotations"
     counts = f"{outcome.documents:,} documents{found if result.task.needs_annotations else ''}"

@@ -80,6 +80,7 @@ def score(
     from fedstrata.core.files import write_atomically  # noqa: PLC0415
     from fedstrata.results.document_pairs import wanted_types  # noqa: PLC0415
     from fedstrata.results.score import Draws  # noqa: PLC0415
+    from fedstrata.results.trained import caution  # noqa: PLC0415
 
     sides = {"GOLD": gold, "PRED": predicted} | ({} if against is None else {"--against": against})
     formats = Formats(format, gold_format, pred_format)
@@ -94,6 +95,8 @@ def score(
         console.print(table)
     for name, schemes in compared.items():
         console.print(_comparison(name, schemes))
+    if found.trained:
+        say(console, f"warning: {caution(found.trained, len(first.documents))}")
     for line in _notes(first, draws, compared=bool(compared)):
         say(console, line)
     if file is not None:

@@ -16,6 +16,10 @@ DROPPED_OUT = "DroppedOut"
 """Stands in the record, where an error's name would, for a client that `federation.dropout` took."""
 
 
+class TrainedOnWarning(UserWarning):
+    """Documents that a model is used on, or scored on, are some that it was trained on; how many is said."""
+
+
 class FedstrataError(Exception):
     """Something failed while running; the message says what and what can be done."""
 

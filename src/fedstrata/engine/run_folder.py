@@ -14,6 +14,7 @@ from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, differing, read_source
 from fedstrata.core.settings.yaml import as_document, as_yaml
 from fedstrata.core.task import Task
+from fedstrata.data.fingerprints import fingerprints, new_key
 from fedstrata.data.split import PARTS, Split
 from fedstrata.engine.budgets import room_for
 from fedstrata.engine.check import check_settings
@@ -165,12 +166,17 @@ def open_served(
 
 
 def write_documents(clients: Mapping[str, Split], path: Path) -> None:
-    """Writes which documents are whose, and what for."""
-    ids = {
-        client: {part: [document.id for document in getattr(own, part)] for part in PARTS}
+    """Writes which documents are whose, and what for; keyed hashes of those that are trained on."""
+    key = new_key()
+    known = {
+        client: {
+            **{part: [document.id for document in getattr(own, part)] for part in PARTS},
+            "trained_on": fingerprints(own.train, key),
+        }
         for client, own in clients.items()
     }
-    write_atomically(path, [json.dumps(ids, indent=0, ensure_ascii=False).encode()])
+    text = json.dumps(known, indent=0, ensure_ascii=False)
+    write_atomically(path, [text.encode()], mode=0o600)  # whoever reads hashes can try texts
 
 
 def require_free_folder(

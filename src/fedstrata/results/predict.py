@@ -25,6 +25,7 @@ from fedstrata.data.select import rename_relations, rename_types, types_of
 from fedstrata.data.writers import brat, i2b2, jsonl
 from fedstrata.data.writers.layout import FileLabels, by_folder, file_name_of
 from fedstrata.results.result import Result
+from fedstrata.results.trained import trained_texts
 from fedstrata.train.evaluate import answer
 
 TEXT = "text"
@@ -94,6 +95,7 @@ class Outcome:
         unknown: Types of mentions or relations, or labels, of the input's annotations that the model does not
             know; left out of the scores.
         unscored: Documents that were left out of the scores for want of what they could be scored against.
+        trained: Documents with the words of one that the run was trained on.
     """
 
     documents: int = 0
@@ -104,6 +106,7 @@ class Outcome:
     scores: dict[str, float] | None = None
     unknown: set[str] = field(default_factory=set)
     unscored: int = 0
+    trained: int = 0
 
 
 def check_output(task: Task, output: str | None) -> str:
@@ -244,6 +247,7 @@ def _predicted(
     task = result.task
     expected: list[Document] = []
     answers: list[Any] = []
+    trained = trained_texts(result)
 
     for chunk in _chunks(inputs.documents()):
         known = [_known(document, result, outcome) for _, document in chunk]
@@ -260,6 +264,7 @@ def _predicted(
             outcome.annotations += _count(annotated, task)
             yield source, annotated
         outcome.documents += len(chunk)
+        outcome.trained += trained.count(document for _, document in chunk)
         advance(len(chunk))
     if not task.needs_annotations or any(_count(document, task) for document in expected):
         outcome.scores = task.score(expected, answers)
