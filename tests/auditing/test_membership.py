@@ -89,6 +89,7 @@ def test_scores_of_the_last_model_are_its_losses() -> None:
     assert "lira" not in found.shown.scores
 
 
+@pytest.mark.claim("security_review#local-epsilon")
 @pytest.mark.slow
 def test_noise_that_is_forgotten_is_found_by_the_audit_that_finds_nothing_with_it() -> None:
     """The whole of it: more is found without the noise, and the claim stays what it was."""
@@ -124,6 +125,7 @@ def test_half_the_truth_is_the_noise_of_twice_the_epsilon() -> None:
     assert claims == {found.decisive.claim}, "the claim is that of the noise as it is configured"
 
 
+@pytest.mark.claim("security_review#local-epsilon")
 @pytest.mark.slow
 def test_at_epsilon_1_no_score_refutes() -> None:
     budget = private(1.0, sites=1).replace("sigma: 1.0", "epsilon: 1, spare_turns: 0")

@@ -47,6 +47,7 @@ def test_a_frozen_embedding_names_none() -> None:
         assert own.labels_off is not None, "the head travels"
 
 
+@pytest.mark.claim("security_review#local-epsilon")
 def test_noise_hides_words() -> None:
     for own in told("method={name: fedavg}", *PRIVATE).values():
         assert own.right < 0.2 * own.there

@@ -137,6 +137,7 @@ def test_people_see_what_a_private_run_will_spend(plan: Call) -> None:
     assert "warning: fewer documents than declared (site-1 " in text
 
 
+@pytest.mark.claim("security_review#no-epsilon")
 def test_without_privacy_a_plan_has_no_epsilon(plan: Call) -> None:
     assert json.loads(plan("--json").out)["privacy"] is None
     assert "epsilon" not in plan().out

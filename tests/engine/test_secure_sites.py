@@ -67,6 +67,7 @@ def test_the_identity_of_another_site_is_named_and_not_to_be_written_into_the_lo
     assert "write" not in told
 
 
+@pytest.mark.claim("security_review#no-scores")
 @pytest.mark.parametrize(("scores", "told"), [("none", False), ("summed", True)])
 def test_what_a_site_tells_of_its_scores_is_asked_for(tmp_path: Path, scores: str, told: bool) -> None:
     greeting = site(tmp_path, SECURE, f"privacy.scores={scores}").greeting
@@ -76,6 +77,7 @@ def test_what_a_site_tells_of_its_scores_is_asked_for(tmp_path: Path, scores: st
     assert bool(documents["test"]) == told
 
 
+@pytest.mark.claim("security_review#no-scores")
 @pytest.mark.parametrize("overrides", [(SECURE, "privacy.scores=summed"), (SECURE,), ()])
 def test_in_the_clear_a_site_tells_no_scores_that_are_summed_under_masks(
     tmp_path: Path, overrides: tuple[str, ...]

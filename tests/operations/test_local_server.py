@@ -55,6 +55,7 @@ def test_what_is_near_the_token_is_not_enough(server: LocalServer) -> None:
     assert ask(here + right.removeprefix(here).swapcase()).status == 404
 
 
+@pytest.mark.claim("security_review#loopback")
 @pytest.mark.parametrize(
     "host",
     ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "localhost.evil.example", "", "[", "[::1"],
@@ -124,6 +125,7 @@ def test_a_request_that_does_not_end_is_ended(
     assert begun().recv(1) == b""
 
 
+@pytest.mark.claim("security_review#loopback")
 def test_an_address_that_others_could_reach_is_refused() -> None:
     for address in ("0.0.0.0:0", "10.0.0.1:9000", "example.org:80", "127.0.0.1"):
         with pytest.raises(ConfigurationError, match="--operations: "):

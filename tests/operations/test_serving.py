@@ -355,6 +355,7 @@ def test_prometheus_can_read_the_metrics(served: Served) -> None:
     assert open_metrics.text.endswith("# EOF\n")
 
 
+@pytest.mark.claim("security_review#loopback")
 def test_an_address_beyond_this_machine_is_refused_before_anything_is_prepared(call: Call) -> None:
     done = call("serve", "--insecure", "--clients", "north", "--operations", "0.0.0.0:9464")
     assert done.status == 2

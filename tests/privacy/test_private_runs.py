@@ -95,6 +95,7 @@ def test_a_method_that_sends_more_is_refused_with_the_reason(method: str) -> Non
         private_client(f"method={settings}")
 
 
+@pytest.mark.claim("security_review#declared-units")
 def test_a_unit_more_or_less_changes_nothing_but_the_gradient(run_once: RunTiny) -> None:
     """Section 6.3: what is divided by, the rate, the noise, the steps and the weight are declared."""
     whole, other = private_client(), private_client("data.synthetic.notes=13")
@@ -386,6 +387,7 @@ def test_without_noise_and_clip_the_central_mean_is_the_plain_one(run_tiny: RunT
     assert one.summary["privacy"]["epsilon"] is None  # nothing bounds it without noise
 
 
+@pytest.mark.claim("security_review#central-epsilon")
 def test_a_client_moves_the_central_mean_by_no_more_than_the_clip(run_tiny: RunTiny) -> None:
     central = "privacy={mechanism: central, sigma: 0.0, delta: 0.1, clip: 0.01, noise: seeded}"
     run = run_tiny(*CENTRAL, "federation.rounds=1", central)
@@ -411,6 +413,7 @@ def test_the_record_can_be_read_by_anybody(run_tiny: RunTiny) -> None:
     assert set(facts["clients"]) == {"site-1", "site-2", "site-3"}
 
 
+@pytest.mark.claim("security_review#declared-units")
 @pytest.mark.slow
 def test_a_server_hears_of_a_private_client_what_it_declares(
     tmp_path: Path, clients: Clients, run_tiny: RunTiny

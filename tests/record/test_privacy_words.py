@@ -125,6 +125,7 @@ def test_names_do_not_break_the_tables(events: Any) -> None:
     assert "| a \\| b |" in (statement(told) or "")
 
 
+@pytest.mark.claim("security_review#no-epsilon")
 def test_without_privacy_nothing_is_stated(events: Any) -> None:
     assert statement(events()) is None
 
@@ -214,6 +215,7 @@ def test_what_protects_nobody_cannot_be_missed_in_the_report(
     assert page.index(said) < page.index('<dl class="tiles">')
 
 
+@pytest.mark.claim("security_review#no-epsilon")
 @pytest.mark.usefixtures("drawn")
 def test_without_privacy_a_report_has_no_epsilon(write_run: Any, events: Any) -> None:
     page = without_configuration(page_of(write_run(events())))

@@ -72,6 +72,7 @@ def test_a_card_says_what_epsilon_covers_and_what_it_does_not(
     assert ("An experiment that protects nobody" in told) == (noise == "seeded")
 
 
+@pytest.mark.claim("security_review#no-epsilon")
 def test_the_card_of_a_run_without_privacy_has_no_epsilon(run_tiny: RunTiny, tmp_path: Path) -> None:
     card, _ = exported(run_tiny("federation.rounds=0"), tmp_path / "plain")
     assert "Trained without differential privacy." in card.text

@@ -176,7 +176,7 @@ def write_documents(clients: Mapping[str, Split], path: Path) -> None:
         for client, own in clients.items()
     }
     text = json.dumps(known, indent=0, ensure_ascii=False)
-    write_atomically(path, [text.encode()], mode=0o600)  # whoever reads hashes can try texts
+    write_atomically(path, [text.encode()])
 
 
 def require_free_folder(
