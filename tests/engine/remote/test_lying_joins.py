@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -16,10 +17,12 @@ from processes import fedstrata
 
 from fedstrata.core.errors import ConfigurationError, FrameError, PolicyError, PolicyRefusedError
 from fedstrata.core.handlers import SCORE
-from fedstrata.core.settings.source import flatten
+from fedstrata.core.settings.source import flatten, read_source
 from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import Plan
+from fedstrata.engine.prepare import prepare_server
 from fedstrata.engine.remote.joined_runs import ChangedSettingsError, OtherRunError
+from fedstrata.engine.remote.shared_settings import shared_settings
 from fedstrata.engine.run_folder import MAY_CHANGE_ON_RESUME
 from fedstrata.engine.simulated_identities import simulated_identities
 from fedstrata.transport.grpc.hub import GrpcHub
@@ -27,6 +30,11 @@ from fedstrata.transport.grpc.hub import GrpcHub
 NOISED = (
     "privacy={mechanism: local, unit: document, delta: 0.01, sigma: 1.0, expected_batch: 2, steps: 1, "
     "units: {site-1: 16, site-2: 16, site-3: 16, site-4: 16}}",
+)
+LM = (
+    "model={init: random, tokenizer: mini, config: {model_type: llama, hidden_size: 32, "
+    "intermediate_size: 64, num_hidden_layers: 3, num_attention_heads: 4, num_key_value_heads: 2}}",
+    "method={name: layer_skipping, top: 1}",
 )
 THIRD = "00112233445566aa"
 
@@ -311,6 +319,36 @@ def test_no_model_that_only_the_server_names_is_read_or_fetched(
     with pytest.raises(PolicyError) as refused:  # an attempt to read it would fail otherwise
         prepared(lie)
     assert path in {problem.path for problem in refused.value.problems}
+
+
+@pytest.mark.claim("federation#only-the-server")
+@pytest.mark.parametrize(
+    "task",
+    [
+        {"name": "summarize", "template": "{secret}"},
+        {"name": "extract", "templates": {"ner": "{secret}"}},
+        {"name": "cloze", "template": "{secret}"},
+    ],
+    ids=lambda task: task["name"],
+)
+def test_no_file_of_a_site_is_read_as_a_template(
+    task: dict[str, Any], said: dict[str, Any], tmp_path: Path
+) -> None:
+    """Its text would be trained on, and could be read out of the update."""
+    secret = tmp_path / "secret.txt"
+    secret.write_text("{input} {text} {answer}")
+    named = json.loads(json.dumps(task).replace("{secret}", str(secret)))
+    with pytest.raises(PolicyError) as refused:
+        prepared(changed(said, "task", named))
+    assert [problem.path.rpartition(".")[2] for problem in refused.value.problems] in (["template"], ["ner"])
+
+
+def test_a_server_gives_sites_the_text_of_a_template(tmp_path: Path) -> None:
+    template = tmp_path / "instruction.txt"
+    template.write_text("Summarise: {text}")
+    settings = read_source(None, [*LM, f"task={{name: summarize, template: {template}}}"])
+    found = shared_settings(prepare_server(settings, SITES))
+    assert found["settings"]["task"]["template"] == "Summarise: {text}"
 
 
 def test_a_site_or_its_policy_names_the_models_that_it_reads(said: dict[str, Any], tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import MAY_CHANGE_ON_RESUME
 from fedstrata.models.given import MODELS
 from fedstrata.models.locate import PACKAGE_PREFIX, SHIPPED
+from fedstrata.tasks.instruction.prompts import read_template
 from fedstrata.transport.agreement import Agreement
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
     if experiment.task.kind == "causal-lm" and experiment.asked is not None:
         settings = settings.model_copy(update={"task": experiment.asked})
     every = settings.model_dump(mode="json")
+    for place, key in _templates(every["task"]):  # a path is one of this machine: its text is what is shared
+        place[key] = read_template(place[key], experiment.task.template_field, f"task.{key}")
     return {"fedstrata": version("fedstrata"), "settings": {section: every[section] for section in SHARED}}
 
 
@@ -115,6 +118,7 @@ def with_shared(source: Source, told: Mapping[str, Any], guard: PolicyGuard | No
         [
             *_unnamed_code(said, source.values, methods or (), models or ()),
             *_unnamed_models(said, source.values, models or ()),
+            *_unnamed_templates(said, source.values),
             *_repeatable_noise(said, source.values),
         ]
     )
@@ -209,6 +213,28 @@ def _unnamed_models(
                 f"this site's configuration (model.{key}), or in its policy (model_names)"
             )
             yield Problem(f"model.{key}", message)
+
+
+def _unnamed_templates(said: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yields a problem for each template that the server gives as the path of a file to train on."""
+    theirs, mine = (list(_templates(each.get("task"))) for each in (said, own))
+    named = [place[key] for place, key in mine]
+    for place, key in theirs:
+        if "{" not in place[key] and place[key] not in named:
+            message = (
+                f"the server names the file {printable(place[key])} of this machine, which this site has not "
+                "agreed to read: a server gives the text of a template"
+            )
+            yield Problem(f"task.{key}", message)
+
+
+def _templates(task: Any) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yields where a task's section has templates: the mapping, and the key in it."""
+    section = task if isinstance(task, dict) else {}
+    for place in (section, section.get("templates")):
+        for key, value in place.items() if isinstance(place, dict) else ():
+            if isinstance(value, str) and (key == "template" or place is not section):
+                yield place, key
 
 
 def _repeatable_noise(said: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Problem]:
