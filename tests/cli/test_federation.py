@@ -6,16 +6,18 @@ import json
 import subprocess
 from pathlib import Path
 
+import psutil
 import pytest
 from cryptography import x509
 from processes import fedstrata, free_address, read_until
 from support import TINY
 from typer.testing import CliRunner
 
-from fedstrata.cli.lines import ClientLine
+from fedstrata.cli.lines import ClientLine, ServerLine
 from fedstrata.cli.main import app
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.transport.authority import Authority
+from fedstrata.transport.credentials import require_safe
 from fedstrata.transport.enrolment import Federation
 from fedstrata.transport.kit import Kit
 
@@ -155,6 +157,7 @@ def test_a_kit_of_the_other_side_is_refused(tmp_path: Path, monkeypatch: pytest.
             )
 
 
+@pytest.mark.claim("federation#lost-file")
 def test_what_a_kit_has_lost_is_named_and_not_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,6 +179,7 @@ def test_what_a_kit_has_lost_is_named_and_not_done_without(
         kept.rename(lost)
 
 
+@pytest.mark.claim("federation#nothing-listens")
 @pytest.mark.slow
 def test_sites_with_nothing_but_their_kits_learn_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[str]]
@@ -204,9 +208,15 @@ def test_sites_with_nothing_but_their_kits_learn_together(
     started.append(fedstrata(*serve))
     started.extend(fedstrata("join", f"hospitals/sites/{site}", *mine) for site in sites)
     read_until(started[0], "round 1:")
+    port = str(Kit.read(Path("hospitals/server")).settings.listen).rpartition(":")[2]
+    for site in started[1:]:
+        sockets = psutil.Process(site.pid).net_connections("inet")
+        assert not [each for each in sockets if each.status == psutil.CONN_LISTEN]
+        assert {str(each.raddr.port) for each in sockets if each.raddr} == {port}
     said_by("revoke", "site-3", "--federation", "hospitals")
     _, complained = started[3].communicate(timeout=300)
-    assert (started[3].returncode, complained.count("client 'site-3' is revoked")) == (2, 1), complained
+    ended = "fedstrata: the server refuses: client 'site-3' is revoked"  # a turn that this ends is named too
+    assert (started[3].returncode, complained.count(ended)) == (2, 1), complained
     for process in started[:3]:
         _, complained = process.communicate(timeout=300)
         assert process.returncode == 0, complained
@@ -222,6 +232,18 @@ def test_sites_with_nothing_but_their_kits_learn_together(
     said, _ = started[-1].communicate(timeout=60)
     assert said == "the run in served has ended; nothing is left to do\n"
     assert Federation.read(Path("hospitals")).enrolled[-1].revoked
+
+
+@pytest.mark.claim("federation#loopback-default")
+@pytest.mark.claim("SECURITY#beyond-loopback")
+def test_a_server_listens_on_this_machine_alone_unless_an_option_names_an_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said_by("init", "hospitals", "--sites", "north")
+    kit = Kit.read(Path("hospitals/server"))
+    for line in (ServerLine(), ServerLine(**{**ServerLine.of_kit(kit), "kit": kit})):
+        require_safe(line.address, insecure=True, setting="--listen")
 
 
 def test_places_that_a_kit_names_are_in_the_kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

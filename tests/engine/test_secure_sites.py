@@ -43,6 +43,7 @@ def test_a_site_needs_an_identity_and_a_lock_and_names_both_at_once(tmp_path: Pa
     assert [problem.path for problem in refused.value.problems] == ["--identity", "--lock"]
 
 
+@pytest.mark.claim("federation#lock-insists")
 def test_a_site_that_names_them_is_asked_for_nothing_in_the_clear(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigurationError, match=r"--lock: is given, and the server says .*; nothing was sent"

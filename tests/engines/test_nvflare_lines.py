@@ -143,6 +143,7 @@ def test_a_cell_with_the_token_of_another_site_is_nobody(hub: Any, cells: Cells)
         other.ask(SERVER, Topic.HELLO, b"", seconds=5)
 
 
+@pytest.mark.claim("security_review#nvflare-lines")
 def test_nobody_speaks_to_a_site_in_the_name_of_the_server(hub: Any, cells: Cells) -> None:
     """Not from another cell, nor with the server's token, nor from its cell without the connection's name."""
     from fedstrata.nvflare.job_cell import Topic

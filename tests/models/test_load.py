@@ -279,6 +279,27 @@ def test_an_unusable_config(
     assert expected in problem.message
 
 
+@pytest.mark.claim("SECURITY#no-model-code")
+def test_code_that_a_model_brings_with_it_does_not_run(saved: Callable[..., Path], tmp_path: Path) -> None:
+    """Its configuration, its tokenizer and its model each name a class of a file beside them."""
+    folder, ran = saved(), tmp_path / "ran"
+    (folder / "own.py").write_text(f"open({str(ran)!r}, 'w').close()\n")
+    named = {
+        "config.json": {"AutoConfig": "own.C", "AutoModel": "own.M", "AutoModelForCausalLM": "own.M"},
+        "tokenizer_config.json": {"AutoTokenizer": ["own.T", "own.T"]},
+    }
+    for name, classes in named.items():
+        settings = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({**settings, "auto_map": classes}))
+    load(ModelSettings(name=str(folder)), kind="causal-lm", seed=Seed(0))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "own"}))
+    with pytest.raises(ConfigurationError):
+        load(ModelSettings(name=str(folder)), kind="causal-lm", seed=Seed(0))
+    assert not ran.exists()
+
+
+@pytest.mark.claim("SECURITY#safetensors")
 def test_a_config_cannot_point_at_pickled_weights(saved: Callable[..., Path]) -> None:
     folder = saved()
     config = json.loads((folder / "config.json").read_text())

@@ -34,6 +34,7 @@ def test_a_file_in_place_of_a_folder(refusal: Callable[..., Problem], tmp_path: 
     assert "is a file" in refusal(ModelSettings(name=str(tmp_path / "model"))).message
 
 
+@pytest.mark.claim("SECURITY#safetensors")
 def test_pickled_weights_are_refused_with_a_way_out(
     refusal: Callable[..., Problem], saved: Callable[..., Path]
 ) -> None:

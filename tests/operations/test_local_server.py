@@ -126,6 +126,7 @@ def test_a_request_that_does_not_end_is_ended(
 
 
 @pytest.mark.claim("security_review#loopback")
+@pytest.mark.claim("SECURITY#beyond-loopback")
 def test_an_address_that_others_could_reach_is_refused() -> None:
     for address in ("0.0.0.0:0", "10.0.0.1:9000", "example.org:80", "127.0.0.1"):
         with pytest.raises(ConfigurationError, match="--operations: "):

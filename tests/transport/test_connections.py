@@ -51,6 +51,7 @@ def say(server: GrpcHub, membership: Membership, number: int) -> None:
         assert frame.decode(content, Message).values == {"number": number}
 
 
+@pytest.mark.claim("processes#half-open")
 def test_a_site_finds_that_its_connection_is_half_open_and_joins_again(hub: GrpcHub) -> None:
     """A router forgets the connection: nothing passes and neither end is closed."""
     proxy = Proxy(hub.listen("127.0.0.1:0"))
@@ -63,6 +64,7 @@ def test_a_site_finds_that_its_connection_is_half_open_and_joins_again(hub: Grpc
         assert (hub.session("north"), proxy.connections) == (session, 2)
 
 
+@pytest.mark.claim("processes#half-open")
 def test_a_server_finds_that_a_connection_is_half_open(hub: GrpcHub) -> None:
     proxy = Proxy(hub.listen("127.0.0.1:0"))
     with closing(proxy), GrpcMembership(proxy.address, "north", AGREED, timing=TIMING) as membership:
@@ -74,6 +76,7 @@ def test_a_server_finds_that_a_connection_is_half_open(hub: GrpcHub) -> None:
             assert hub._changed.wait_for(lambda: member.link.down_since is not None, BOUND)
 
 
+@pytest.mark.claim("processes#honest-pings")
 def test_pings_of_an_honest_site_leave_its_connection_alone(hub: GrpcHub) -> None:
     """Nothing but pings passes on an idle connection: 17 bytes, and as many for the answer."""
     proxy = Proxy(hub.listen("127.0.0.1:0"))
@@ -115,6 +118,7 @@ def pinged(connection: socket.socket) -> Iterator[bytes]:
                     return
 
 
+@pytest.mark.claim("processes#ping-flood")
 def test_a_client_that_floods_a_server_with_pings_is_disconnected(hub: GrpcHub) -> None:
     host, _, port = (address := hub.listen("127.0.0.1:0")).rpartition(":")
     with GrpcMembership(address, "north", AGREED, timing=TIMING) as honest:

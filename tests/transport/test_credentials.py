@@ -12,6 +12,7 @@ from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.transport.credentials import Tokens, read_token, require_safe
 
 
+@pytest.mark.claim("security_review#plain-text")
 def test_without_tls_nothing_leaves_the_machine() -> None:
     for address in ("127.0.0.1:1", "localhost:1", "[::1]:1"):
         require_safe(address, insecure=True, setting="--listen")
@@ -30,6 +31,7 @@ def test_a_port_is_a_number_that_there_is(port: str) -> None:
         require_safe(f"127.0.0.1:{port}", insecure=False, setting="--listen")
 
 
+@pytest.mark.claim("SECURITY#readable-credentials")
 def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> None:
     tokens, own = tmp_path / "tokens", tmp_path / "token"
     tokens.write_text("# all\nnorth one\nsouth side two\n")
@@ -50,6 +52,7 @@ def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> N
         Tokens.read(tokens)
 
 
+@pytest.mark.claim("federation#wrong-tokens")
 def test_tokens_that_cannot_be_read_change_nothing_until_they_can(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -75,6 +78,7 @@ def test_tokens_that_cannot_be_read_change_nothing_until_they_can(
     assert not known.accept("north", "one")
 
 
+@pytest.mark.claim("federation#tokens-read-again")
 def test_a_file_that_a_disk_fails_to_give_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

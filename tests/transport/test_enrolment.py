@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedstrata.core.errors import ConfigurationError, LineError, RefusedError
 from fedstrata.core.files import is_somebodys_turn
@@ -26,7 +28,7 @@ from fedstrata.transport.enrolment import Federation
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import GrpcMembership
 from fedstrata.transport.kit import CREDENTIALS, Kit, open_kit
-from fedstrata.transport.timing import Timing
+from fedstrata.transport.timing import LONGEST_WAIT, Timing
 
 TIMING = Timing(answer=30.0, reconnect=10.0, keepalive=20.0)
 AGREED = Agreement({}, run="demo", blocks=1, numbers=10, trained={})
@@ -76,6 +78,9 @@ def kept(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
+@pytest.mark.claim("federation#authority-key")
+@pytest.mark.claim("federation#no-identity")
+@pytest.mark.claim("federation#kit-holds")
 def test_a_kit_has_what_its_owner_needs_and_nothing_of_the_others(federation: Federation) -> None:
     """No site gets the authority's key, the token of another, an identity or a lock."""
     server, north = (kept(federation.folder / name) for name in ("server", "sites/north"))
@@ -85,7 +90,8 @@ def test_a_kit_has_what_its_owner_needs_and_nothing_of_the_others(federation: Fe
     for name in ("token", "key.pem", "certificate.pem"):
         assert north[name] != south[name]
     key = (federation.folder / "authority" / "authority.key").read_bytes()
-    assert key not in north.values()
+    for folder in ("server", *(f"sites/{name}" for name in SITES)):
+        assert key.splitlines()[1] not in b"".join(kept(federation.folder / folder).values())
     assert b"$" not in b"".join(content for name, content in north.items() if name != "token")
     for path in federation.folder.rglob("*"):
         if path.name in {"key.pem", "token", "tokens", "authority.key"}:
@@ -95,6 +101,7 @@ def test_a_kit_has_what_its_owner_needs_and_nothing_of_the_others(federation: Fe
     }
 
 
+@pytest.mark.claim("federation#revoked")
 def test_a_site_joins_with_its_kit_until_it_is_revoked(federation: Federation, closing: ExitStack) -> None:
     """Its session ends, and it is refused from then on, without a restart of the server."""
     hub, address = served(federation, closing)
@@ -117,6 +124,7 @@ def test_a_site_joins_with_its_kit_until_it_is_revoked(federation: Federation, c
             hub.wait_for(SITES, 30)
 
 
+@pytest.mark.claim("federation#revoked-while-waiting")
 def test_a_revoked_site_is_not_waited_for(
     federation: Federation, closing: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,9 +147,11 @@ def test_a_revoked_site_is_not_waited_for(
         with pytest.raises(LineError, match="clients do not join this run, revoked: north"):
             hub.wait_for(SITES, 3600)
         assert len(waits) == 1
-        assert waits[0] < 10
+        assert waits[0] <= LONGEST_WAIT
 
 
+@pytest.mark.claim("federation#renewed-token")
+@pytest.mark.claim("federation#stolen-kit")
 def test_a_session_ends_with_the_token_that_it_began_with(federation: Federation, closing: ExitStack) -> None:
     """A thief of a kit is out when it is renewed, whether the site itself has come or not."""
     hub, address = served(federation, closing)
@@ -159,6 +169,8 @@ def test_a_session_ends_with_the_token_that_it_began_with(federation: Federation
         assert hub.receive(0.0) is None
 
 
+@pytest.mark.claim("federation#other-federation")
+@pytest.mark.claim("federation#revoked-all")
 def test_the_file_of_another_federation_lets_nobody_go(
     federation: Federation, closing: ExitStack, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,6 +197,8 @@ def test_the_file_of_another_federation_lets_nobody_go(
         assert str(arrival.lost) == "client 'south' is revoked"
 
 
+@pytest.mark.claim("federation#renewal-keeps")
+@pytest.mark.claim("federation#renewed-token")
 def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation, closing: ExitStack) -> None:
     """What is the site's own stays; the old token ends, also with the new certificate."""
     _, address = served(federation, closing)
@@ -202,6 +216,7 @@ def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation,
         pass
 
 
+@pytest.mark.claim("federation#no-server")
 def test_a_site_cannot_take_the_place_of_the_server(federation: Federation, closing: ExitStack) -> None:
     """Its certificate is none of a server, even for the same address; nor may the server's be a client's."""
     kit, server = federation.folder / "sites" / "north", federation.folder / "server"
@@ -223,6 +238,7 @@ def test_a_site_cannot_take_the_place_of_the_server(federation: Federation, clos
         pass
 
 
+@pytest.mark.claim("federation#expired")
 def test_a_certificate_that_no_longer_holds_is_told_before_anybody_is_called(federation: Federation) -> None:
     kit = federation.folder / "sites" / "north"
     assert 29.9 < certificates_of(kit).days_left <= 30
@@ -330,6 +346,8 @@ def test_who_changes_who_may_join_takes_turns(
     assert not is_somebodys_turn(federation.folder / ".lock")
 
 
+@pytest.mark.claim("federation#unpacked-once")
+@pytest.mark.claim("federation#renewal-only")
 def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     federation = Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, ["north"], archive=True)
     archive = federation.place_of("north")
@@ -353,6 +371,7 @@ def test_a_kit_that_came_as_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     assert not renewed.exists()  # its token no longer holds
 
 
+@pytest.mark.claim("federation#kit-files-only")
 @pytest.mark.parametrize(
     ("entries", "told"),
     [
@@ -396,6 +415,7 @@ def test_an_archive_that_is_damaged_is_refused_whatever_is_damaged(tmp_path: Pat
         open_kit(damaged)
 
 
+@pytest.mark.claim("federation#kit-files-only")
 def test_no_more_is_unpacked_than_a_kit_may_have(tmp_path: Path) -> None:
     """Whatever an archive says of its sizes."""
     path = tmp_path / "north.zip"
@@ -445,6 +465,36 @@ def test_a_kit_that_says_nonsense_of_itself_is_refused(tmp_path: Path, text: str
     (tmp_path / "kit.yaml").write_text(text)
     with pytest.raises(ConfigurationError, match=told):
         Kit.read(tmp_path)
+
+
+@pytest.mark.claim("federation#server-name")
+def test_a_server_of_another_name_is_refused(federation: Federation, closing: ExitStack) -> None:
+    """Its certificate is of the same authority, as that of a machine that the server has left."""
+    kit, server = federation.folder / "sites" / "north", federation.folder / "server"
+    authority = Authority.read(
+        *(federation.folder / "authority" / f"authority.{end}" for end in ("pem", "key"))
+    )
+    other = authority.server("10.0.0.1", 30)
+    for name, content in (("certificate", other.certificate), ("key", other.key)):
+        (server / f"{name}.pem").write_bytes(content)
+    _, address = served(federation, closing)
+    brief = replace(TIMING, reconnect=0.5)
+    with pytest.raises(LineError, match="cannot be reached"), member(address, kit, "north", brief):
+        pass
+
+
+@pytest.mark.claim("federation#p-256")
+def test_every_certificate_is_of_p_256_and_the_authority_holds_for_ten_years(federation: Federation) -> None:
+    found = {path.name: path for path in federation.folder.rglob("*.pem") if path.name != "key.pem"}
+    assert found.keys() >= {"authority.pem", "certificate.pem", "north.pem", "server.pem"}
+    for path in found.values():
+        own = x509.load_pem_x509_certificate(path.read_bytes())
+        public = own.public_key()
+        assert isinstance(public, ec.EllipticCurvePublicKey)
+        assert isinstance(public.curve, ec.SECP256R1)
+        assert isinstance(own.signature_algorithm_parameters, ec.ECDSA)
+    ((begins, ends),) = validities_of(found["authority.pem"])
+    assert round((ends - begins).days / 365) == 10
 
 
 def test_a_server_is_certified_for_names_and_numbers(tmp_path: Path) -> None:

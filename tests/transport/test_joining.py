@@ -263,6 +263,7 @@ def certificates(authority: trustme.CA, folder: Path, name: str, trusted: trustm
     return Certificates(*paths)
 
 
+@pytest.mark.claim("security_review#mutual-tls")
 @pytest.mark.claim("federation#own-name")
 def test_with_tls_a_client_needs_its_own_certificate_and_its_own_token(
     hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -288,6 +289,7 @@ def test_with_tls_a_client_needs_its_own_certificate_and_its_own_token(
     assert "secret" not in caplog.text
 
 
+@pytest.mark.claim("security_review#mutual-tls")
 def test_a_certificate_that_nobody_trusts_does_not_connect(
     hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path
 ) -> None:
@@ -321,6 +323,7 @@ def test_where_nobody_listens_certificates_are_not_spoken_of(authority: trustme.
         pass
 
 
+@pytest.mark.claim("security_review#mutual-tls")
 def test_who_speaks_plain_text_with_a_server_of_tls_is_told_of_it(
     hub: Callable[..., GrpcHub], authority: trustme.CA, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ OF_SITES = (ForgedKeys, UnpinnedSite, ReplayedKeys)
 """Refusals of a site that an honest server may do without; any other is the end of the sum."""
 
 
+@pytest.mark.claim("federation#not-in-the-lock")
 @pytest.mark.claim("security_review#few-sites")
 @pytest.mark.claim("security_review#forged-keys")
 @pytest.mark.claim("security_review#replayed-keys")
