@@ -12,13 +12,14 @@ from private_client import JOINT, PRIVATE
 from support import TINY, RunTiny
 
 from fedstrata.client import turn
-from fedstrata.client.releases import Release, turns_begun
+from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.store import ClientStore
 from fedstrata.client.turn import Done, Order
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import BudgetSpentError, ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import Plan, Update
 from fedstrata.data.split import units_of
 from fedstrata.engine.local import LocalEngine
@@ -106,32 +107,55 @@ def test_a_patient_has_all_of_her_documents() -> None:
     assert len(units_of(documents, "document")) == 4
 
 
+def record(folder: Path, run: str | None = None) -> ReleaseRecord:
+    return ReleaseRecord(folder / "one" / SITE_DATABASE, "one", run)
+
+
 def release(folder: Path, *, allowed: int = 9, plan: float = 0.0) -> Release:
     tensors = {"w": torch.tensor([plan])}
-    return Release(folder / "one", TURN, frame.encode(Plan(tensors)), allowed)
+    return Release(record(folder), folder / "one", TURN, frame.encode(Plan(tensors)), allowed)
 
 
 def test_a_killed_turn_has_spent_what_a_whole_one_spends(tmp_path: Path) -> None:
     for count in (1, 2, 3):
         release(tmp_path, allowed=3).begin()  # and is killed
-        assert turns_begun(tmp_path / "one") == count
+        assert record(tmp_path).turns_begun == count
     with pytest.raises(BudgetSpentError, match="has begun 3 turns"):
         release(tmp_path, allowed=3).begin()
-    assert turns_begun(tmp_path / "one") == 3
+    assert record(tmp_path).turns_begun == 3
 
 
 def test_turns_of_other_noise_are_none_of_the_run(tmp_path: Path) -> None:
     """An epsilon of all of them by the noise of now would not be theirs."""
 
     def begin(**noise: float) -> None:
-        Release(tmp_path / "one", TURN, frame.encode(Plan()), 9, noise=noise).begin()
+        Release(record(tmp_path), tmp_path / "one", TURN, frame.encode(Plan()), 9, noise=noise).begin()
 
     begin(sigma=1.5, rate=0.1, steps=20)
     begin(sigma=1.5, rate=0.1, steps=20)
     for other in ({"sigma": 1.0}, {"rate": 0.01}, {"steps": 1}):
         with pytest.raises(BudgetSpentError, match="has begun 2 turns of this run with other noise"):
             begin(**{"sigma": 1.5, "rate": 0.1, "steps": 20} | other)
-    assert turns_begun(tmp_path / "one") == 2
+    assert record(tmp_path).turns_begun == 2
+
+
+def test_a_turn_without_a_run_id_counts_for_every_run(tmp_path: Path) -> None:
+    """A server that leaves the id of the run out must not begin the count anew."""
+
+    def begin(run: str | None, *, allowed: int = 9) -> None:
+        place = record(tmp_path, run)
+        Release(place, tmp_path / "one", TURN, frame.encode(Plan()), allowed).begin()
+
+    begin("a" * 16)
+    begin(None)
+    begin("b" * 16)
+    turns = {run: record(tmp_path, run).turns_begun for run in ("a" * 16, "b" * 16, "c" * 16, None)}
+    assert turns == {"a" * 16: 2, "b" * 16: 2, "c" * 16: 1, None: 3}
+    with pytest.raises(BudgetSpentError):
+        begin(None, allowed=3)
+    other = ReleaseRecord(record(tmp_path).path, "two")
+    assert other.turns_begun == 0
+    assert record(tmp_path).path.stat().st_mode & 0o777 == 0o600
 
 
 def test_who_has_lost_what_it_kept_has_spent_it_all_the_same() -> None:
@@ -153,7 +177,7 @@ def test_a_finished_turn_is_answered_with_what_was_sent_and_no_other_is(tmp_path
     assert again is not None
     assert torch.equal(again.tensors["w"], update.tensors["w"])
     assert release(tmp_path, plan=1.0).finished(store) is None, "of another plan it tells something new"
-    assert turns_begun(tmp_path / "one") == 1
+    assert record(tmp_path).turns_begun == 1
 
 
 class Killed(BaseException):

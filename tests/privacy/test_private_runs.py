@@ -15,12 +15,13 @@ from remote_run import Clients, served
 from support import TINY, RunTiny, assert_same_tensors
 
 from fedstrata.adapters.rank import cut, pad, tails
-from fedstrata.client.releases import Release, turns_begun
+from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Done, Order
 from fedstrata.core.errors import BudgetSpentError, ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.local import LocalEngine
@@ -119,7 +120,9 @@ def test_the_noise_is_enough_for_what_is_asked() -> None:
 @pytest.mark.parametrize("sample", [pytest.param(1.0, marks=pytest.mark.slow), 0.34])
 def test_the_turns_are_those_of_the_client_that_is_drawn_most(sample: float, run_tiny: RunTiny) -> None:
     run = run_tiny(*PRIVATE, f"federation.sample={sample}", "federation.rounds=4", "privacy.spare_turns=0")
-    begun = [turns_begun(client_folder(run.folder, f"site-{number}")) for number in (1, 2, 3)]
+    clients = [f"site-{number}" for number in (1, 2, 3)]
+    paths = [client_folder(run.folder, client) / SITE_DATABASE for client in clients]
+    begun = [ReleaseRecord(*each).turns_begun for each in zip(paths, clients, strict=True)]
     assert max(begun) == run.of("run")[0]["privacy"]["turns"]
     assert run.of("round")[-1]["privacy"]["clients"]["site-1"]["turns"] == begun[0]
 
@@ -220,7 +223,8 @@ def test_a_damaged_answer_is_computed_anew(tmp_path: Path) -> None:
 
 
 def test_nothing_is_kept_of_a_turn_that_spent_nothing(tmp_path: Path) -> None:
-    release = Release(tmp_path, (1, "upload", 1), frame.encode(Plan()), 1)
+    record = ReleaseRecord(tmp_path / SITE_DATABASE, "one")
+    release = Release(record, tmp_path, (1, "upload", 1), frame.encode(Plan()), 1)
     release.finish(Update({}), ClientStore(tmp_path, 1))
     assert not list(tmp_path.iterdir())
     assert release.finished(ClientStore(tmp_path, 1)) is None

@@ -1,46 +1,80 @@
 """What a client has spent of its units' privacy in a run, and what it sent for it: durable before it counts.
 
-A turn is taken down before anything is drawn for it, so that one that is killed has spent what a whole one
+A turn is recorded before anything is drawn for it, so that one that is killed has spent what a whole one
 spends. A finished update is kept until a later one takes its place, and a repeated order is answered with it:
 it is one release, however often it is sent. Of joint noise none is kept: a share is drawn for one roster.
 """
 
+import json
+import sqlite3
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import BudgetSpentError, FrameError
-from fedstrata.core.files import hash_of, keep_names, private_folder
+from fedstrata.core.files import hash_of, private_folder
+from fedstrata.core.site_database import site_database
 from fedstrata.core.types import JSON, Message, Update
-from fedstrata.record.log import RecordLog, read_events
 from fedstrata.wire import frame
 from fedstrata.wire.frame import Frame
 
-RECORD = "releases.jsonl"
-"""The turns of one client, one a line: round, handler, call, the hash of the plan, and the noise."""
+_TABLES = (
+    "CREATE TABLE IF NOT EXISTS releases (number INTEGER PRIMARY KEY AUTOINCREMENT, client TEXT NOT NULL, "
+    "run TEXT, round INTEGER NOT NULL, handler TEXT NOT NULL, call INTEGER NOT NULL, plan TEXT NOT NULL, "
+    "noise TEXT NOT NULL, sent TEXT)",
+)
+"""The turns of clients; `sent` is the hash of a finished update."""
+_TURNS = (
+    "SELECT noise, round, handler, call, plan, sent FROM releases WHERE client = :client "
+    "AND (run = :run OR run IS NULL OR :run IS NULL) ORDER BY number"
+)
+"""A turn counts for every run if its run is unknown, and every turn counts for an unknown run."""
+_INSERT = (
+    "INSERT INTO releases (client, run, round, handler, call, plan, noise) "
+    "VALUES (:client, :run, :round, :handler, :call, :plan, :noise)"
+)
 
 
-def turns_begun(folder: Path) -> int:
-    """Returns how many turns a client has begun to train in, those that were killed included.
+@dataclass(frozen=True, slots=True)
+class ReleaseRecord:
+    """The record of the private turns of one client.
 
-    Args:
-        folder: The client's.
+    Attributes:
+        path: The database.
+        client: Its name.
+        run: The id of the run; none in a simulation.
     """
-    return len(_begun(folder))
 
+    path: Path
+    client: str
+    run: str | None = None
 
-def _begun(folder: Path) -> list[dict[str, Any]]:
-    """Returns what was taken down of each turn that a client has begun."""
-    return [event for event in read_events(folder / RECORD) if event["event"] == "begun"]
+    @property
+    def turns_begun(self) -> int:
+        """How many turns it has begun to train in, those that were killed included."""
+        return len(self.turns())
+
+    def turns(self) -> list[tuple[Any, ...]]:
+        """Returns the rows of the turns of the run, in the order in which they were begun."""
+        if not self.path.exists():
+            return []
+        with site_database(self.path, _TABLES) as connection:
+            return self.turns_in(connection)
+
+    def turns_in(self, connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+        """Does as `turns`, on an open connection."""
+        return connection.execute(_TURNS, {"client": self.client, "run": self.run}).fetchall()
 
 
 class Release:
     """One turn of a client that trains under differential privacy.
 
     Args:
-        folder: The client's.
+        record: Where the client records its turns.
+        folder: Where it keeps the update that it sent last.
         turn: Its round, its handler, and how often that was called in the round.
         plan: What the client is sent.
         allowed: How many turns its noise allows.
@@ -51,6 +85,7 @@ class Release:
 
     def __init__(
         self,
+        record: ReleaseRecord,
         folder: Path,
         turn: tuple[int, str, int],
         plan: Frame,
@@ -60,54 +95,56 @@ class Release:
         noise: Mapping[str, JSON] | None = None,
         keeps: bool = True,
     ) -> None:
-        self._noise = dict(noise or {})
-        self._folder, self._allowed, self._account, self._keeps = folder, allowed, account, keeps
-        self._facts = dict(zip(("round", "handler", "call"), turn, strict=True)) | {"plan": plan.sha256()}
-        self._begun = False
+        self._record, self._folder, self._noise = record, folder, json.dumps(noise or {}, sort_keys=True)
+        self._allowed, self._account, self._keeps = allowed, account, keeps
+        self._turn = (*turn, plan.sha256())
+        self._number = 0
 
     def begin(self) -> None:
-        """Takes the turn down as spent.
+        """Records the turn as spent.
 
         Raises:
             BudgetSpentError: The noise allows for no more, or the site's budget does not; or what was begun
                 before had other noise.
         """
-        begun = _begun(self._folder)
-        spent = len(begun)
-        if others := [turn for turn in begun if turn.get("noise", self._noise) != self._noise]:
-            raise BudgetSpentError(
-                f"client {self._folder.name} has begun {len(others)} turns of this run with other noise than "
-                "is asked for now, of which no epsilon of the run would be true; what was committed stays"
-            )
-        if spent >= self._allowed:
-            raise BudgetSpentError(
-                f"client {self._folder.name} has begun {spent} turns under differential privacy, and its "
-                f"noise allows for {self._allowed}: one in each of its rounds, and privacy.spare_turns. What "
-                "was committed stays; begin another run, with more spare turns, for more"
-            )
-        if self._account is not None:
-            self._account.begin()
-        self.take_down()
-        self._begun = True
+        with site_database(self._record.path, _TABLES) as connection:
+            self._require_room([noise for noise, *_ in self._record.turns_in(connection)])
+            if self._account is not None:
+                self._account.begin()
+            self._number = self._insert(connection)
 
-    def take_down(self) -> None:
-        """Takes the turn down in the client's folder, whatever its noise allows.
+    def _require_room(self, begun: list[str]) -> None:
+        """Raises BudgetSpentError if the noise of the turns that were begun allows for no other one."""
+        client = self._record.client
+        if others := [noise for noise in begun if noise != self._noise]:
+            raise BudgetSpentError(
+                f"client {client} has begun {len(others)} turns of this run with other noise than is asked "
+                "for now, of which no epsilon of the run would be true; what was committed stays"
+            )
+        if (spent := len(begun)) >= self._allowed:
+            raise BudgetSpentError(
+                f"client {client} has begun {spent} turns under differential privacy, and its noise allows "
+                f"for {self._allowed}: one in each of its rounds, and privacy.spare_turns. What was "
+                "committed stays; begin another run, with more spare turns, for more"
+            )
 
-        Also where that is at another place than the turn, whose process is lost: nobody can say whether it
-        had begun.
+    def charge(self) -> None:
+        """Records the turn as spent, whatever its noise allows.
+
+        For a turn whose process is lost elsewhere: whether it had begun is unknown.
         """
-        private_folder(self._folder)
-        self._append("begun", noise=self._noise)
-        keep_names(self._folder)
+        with site_database(self._record.path, _TABLES) as connection:
+            self._insert(connection)
 
     def finish(self, update: Update, store: ClientStore) -> None:
         """Keeps an update, and what the client has stored of the turn, if anything was spent for it."""
-        if not self._begun:
+        if not self._number:
             return
         if not self._keeps:
             if self._account is not None:
                 self._account.commit()
             return
+        private_folder(self._folder)
         if store.version is not None:
             frame.encode(store.read()).write(self._path("kept"))
         else:
@@ -115,30 +152,28 @@ class Release:
         frame.encode(update).write(self._path("sent"))
         if self._account is not None:
             self._account.commit()  # before it is finished, from when on it may be sent without a new turn
-        self._append("finished", hash=hash_of(self._path("sent")))
+        with site_database(self._record.path, _TABLES) as connection:
+            values = hash_of(self._path("sent")), self._number
+            connection.execute("UPDATE releases SET sent = ? WHERE number = ?", values)
 
     def finished(self, store: ClientStore) -> Update | None:
         """Returns the update that this turn came to before, and has the store as it then was; or none."""
-        if not self._keeps:
-            return None
-        last = read_events(self._folder / RECORD)[-1:]
-        wanted = {"event": "finished", **self._facts}
-        if not last or any(last[0].get(key) != value for key, value in wanted.items()):
-            return None
+        last = self._record.turns()[-1:] if self._keeps else []
         try:
-            if hash_of(self._path("sent")) != last[0]["hash"]:
+            if not last or last[0][1:] != (*self._turn, hash_of(self._path("sent"))):
                 return None
             kept = self._path("kept")
             if kept.exists():
                 store.write(frame.decode(frame.read(kept), Message))
             return frame.decode(frame.read(self._path("sent")), Update)
-        except (FrameError, OSError, KeyError):  # what cannot be read again is computed anew, and spent
+        except (FrameError, OSError):  # what cannot be read again is computed anew, and spent
             return None
 
-    def _append(self, event: str, **facts: JSON) -> None:
-        log = RecordLog(self._folder / RECORD)
-        log.append(event, {**self._facts, **facts}, durable=True)
-        log.close()
+    def _insert(self, connection: sqlite3.Connection) -> int:
+        """Inserts the turn, and returns its number."""
+        columns = dict(zip(("round", "handler", "call", "plan"), self._turn, strict=True))
+        whose = {"client": self._record.client, "run": self._record.run, "noise": self._noise}
+        return connection.execute(_INSERT, columns | whose).lastrowid or 0
 
     def _path(self, what: str) -> Path:
         return self._folder / f"release-{what}.safetensors"

@@ -16,7 +16,7 @@ from typing import Any
 
 from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.failures import is_client_failure, release_memory
-from fedstrata.client.releases import Release, turns_begun
+from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.site import Examples, Site
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.client import Client, Line, PrefixCache
@@ -167,9 +167,10 @@ class Workplace:
         """All that the method ever trains: what sides of a divided model hold for themselves."""
         return self.method.trainable(self.model.layout)
 
-    def database(self, client: str) -> Path:
-        """Returns the file that records what a client has released: one per site, whatever the run."""
-        return (self.home or client_folder(self.folder, client)) / SITE_DATABASE
+    def releases(self, client: str) -> ReleaseRecord:
+        """Returns the record of a client's private turns; a site has one file for all of its runs."""
+        path = (self.home or client_folder(self.folder, client)) / SITE_DATABASE
+        return ReleaseRecord(path, client, self.run)
 
     def store(self, client: str, number: int) -> ClientStore:
         """Returns a client's store in a round."""
@@ -323,7 +324,7 @@ class Workplace:
         """Returns how an update is protected, and what its client has spent with it."""
         if release is None or not self.privacy.sigma:
             return ledger.UNPROTECTED, None
-        turns = turns_begun(client_folder(self.folder, order.client))
+        turns = self.releases(order.client).turns_begun
         kind = ledger.JOINT if self.privacy.joint else ledger.LOCAL
         kind = ledger.SEEDED if self.privacy.settings.noise == "seeded" else kind
         return kind, self.privacy.epsilon(order.client, turns)
@@ -338,7 +339,8 @@ class Workplace:
         # A share of joint noise is drawn for one roster, so that a sum is never sent again.
         keeps = self.privacy.joint is None
         noise = self.privacy.noise_of(order.client)
-        return Release(folder, turn, order.plan, self.privacy.turns, account, noise=noise, keeps=keeps)
+        record, allowed = self.releases(order.client), self.privacy.turns
+        return Release(record, folder, turn, order.plan, allowed, account, noise=noise, keeps=keeps)
 
     def _private(
         self, site: Site, examples: Examples, rng: Seed, release: Release | None

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.client.accounts import account_id, has_account, turn_of
-from fedstrata.client.releases import turns_begun
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Workplace
@@ -47,12 +46,14 @@ def room_for(experiment: Experiment) -> Mapping[str, tuple[float, float]]:
     return {client: (epsilon, after[client]) for client, epsilon in before.items()}
 
 
-def reserve(experiment: Experiment, folder: Path, sites: Sequence[Site], *, apart: bool = False) -> None:
+def reserve(
+    experiment: Experiment, workplace: Workplace, sites: Sequence[Site], *, apart: bool = False
+) -> None:
     """Reserves what a run may spend at its clients, or finds what it has reserved before.
 
     Args:
         experiment: What is run.
-        folder: Where clients keep what is theirs.
+        workplace: Where the clients compute, and keep what is theirs.
         sites: The clients.
         apart: Whether each is a process of its own.
 
@@ -62,7 +63,7 @@ def reserve(experiment: Experiment, folder: Path, sites: Sequence[Site], *, apar
     if (own := budget_of(experiment.privacy.settings)) is None:
         return
     terms = budget_terms(own, experiment.privacy.settings.unit, apart=apart)
-    requests = _requests(experiment, sites, folder, apart=apart)
+    requests = _requests(experiment, sites, workplace, apart=apart)
     budget.reserve(Path(own.path), terms, requests, own.epsilon)
 
 
@@ -132,7 +133,7 @@ class SiteBudget:
         if (folder := self._workplace.folder) == self._reserved:
             return
         try:
-            reserve(self._experiment, folder, [self._site], apart=True)
+            reserve(self._experiment, self._workplace, [self._site], apart=True)
         except ConfigurationError as error:
             self._listen("budget_refused", {"message": str(error)})
             message = "this site's budget of privacy has no room for this run; nothing was trained"
@@ -151,16 +152,17 @@ def _account(experiment: Experiment, folder: Path, client: str) -> str:
 
 
 def _requests(
-    experiment: Experiment, sites: Sequence[Site], folder: Path | None, *, apart: bool
+    experiment: Experiment, sites: Sequence[Site], workplace: Workplace | None, *, apart: bool
 ) -> list[Request]:
-    """Returns what a run asks for at each client; of one without a folder yet, nothing is known before."""
+    """Returns what a run asks for at each client; of one that has not begun, nothing is known."""
     privacy, own = experiment.privacy, budget_of(experiment.privacy.settings)
     assert own is not None  # noqa: S101 - asked by whoever calls
     key = PseudonymKey.read(key_of(Path(own.path)))
     by_site = own.disjoint_sites and not apart
     requests = []
     for site in sites:
-        turn, place = turn_of(privacy, site.id), client_folder(folder, site.id) if folder else None
+        turn = turn_of(privacy, site.id)
+        place = client_folder(workplace.folder, site.id) if workplace else None
         requests.append(
             Request(
                 account_id(place, turn, make=True) if place else f"not begun: {site.id}",
@@ -169,7 +171,7 @@ def _requests(
                 turn,
                 privacy.turns,
                 _pseudonyms(site, privacy.settings.unit, key, by_site=by_site),
-                turns_begun(place) if place else 0,
+                workplace.releases(site.id).turns_begun if workplace else 0,
             )
         )
     if privacy.joint is not None:

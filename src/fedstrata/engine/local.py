@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.adapters.attach import plain_where_needed
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import release_memory
-from fedstrata.client.releases import turns_begun
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Done, Failed, Order, Workplace
@@ -163,7 +162,7 @@ class LocalEngine(Engine):
 
     def reserve(self) -> None:
         """Reserves in the budget of its clients what the run may spend there."""
-        budgets.reserve(self._experiment, self._folder, self._trainers)
+        budgets.reserve(self._experiment, self.workplace, self._trainers)
 
     def budget(self) -> dict[str, Any] | None:
         """Returns what of that budget is spent and left; none without one."""
@@ -171,7 +170,7 @@ class LocalEngine(Engine):
 
     def turns_begun(self, client: str) -> int:
         """Returns in how many turns a client has begun to train privately."""
-        return turns_begun(client_folder(self._folder, client))
+        return self.workplace.releases(client).turns_begun
 
     def turns(self, orders: Iterable[Order]) -> Turns:
         """Computes turns one after the other, each when it is asked for; or as many at once as may be."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, cast
 
-from fedstrata.client.releases import RECORD
 from fedstrata.client.site import Site
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ClientsLostError
@@ -25,6 +24,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import FederationSettings
 from fedstrata.core.settings.privacy import PrivacySettings
 from fedstrata.core.settings.run import RunSettings
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.task import Task
 from fedstrata.core.types import State
 from fedstrata.data.split import Split
@@ -326,7 +326,7 @@ class Rehearsal(Run[LocalEngine]):
         self.measured.store_bytes = max((path.stat().st_size for path in stores), default=0)
         releases = [path for path in files if path.match("release-*.safetensors")]
         self.measured.release_bytes = _size(releases) // self._clients
-        books = [path for path in files if path.name == RECORD]
+        books = [path for path in files if path.name == SITE_DATABASE]
         turns = max(1, len({(turn.round, turn.client) for turn in self.measured.turns}))
         self.measured.turn_bytes = _size(books) / turns
         ledgers = [path for path in files if path.name == LEDGER]

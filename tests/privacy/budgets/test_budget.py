@@ -14,9 +14,10 @@ import torch
 
 from fedstrata.client import releases
 from fedstrata.client.accounts import TOKEN, TurnAccount, account_id
-from fedstrata.client.releases import Release, turns_begun
+from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.store import ClientStore
 from fedstrata.core.errors import BudgetRefusedError, ConfigurationError
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import Plan, Update
 from fedstrata.privacy.budgets import budget
 from fedstrata.privacy.budgets.accounts import Account, Request
@@ -172,6 +173,7 @@ class Site:
 
     def __init__(self, folder: Path, path: Path) -> None:
         self.folder, self.path, self.sent = folder / "site", path, folder / "sent"
+        self.record = ReleaseRecord(self.folder / SITE_DATABASE, "site")
         self.left = -1
 
     def step(self) -> None:
@@ -182,7 +184,7 @@ class Site:
     def turn(self, number: int) -> None:
         plan, store = frame.encode(Plan({"w": torch.tensor([float(number)])})), ClientStore(self.folder, 1)
         account = TurnAccount(self.path, account_id(self.folder, TURN))
-        release = Release(self.folder, (number, "train", 1), plan, 9, account)
+        release = Release(self.record, self.folder, (number, "train", 1), plan, 9, account)
         if release.finished(store) is None:
             release.begin()
             self.step()
@@ -200,7 +202,7 @@ class Site:
         """Reserves 9 turns, takes two and ends."""
         account = account_id(self.folder, TURN, make=True)
         self.step()
-        begun = turns_begun(self.folder)
+        begun = self.record.turns_begun
         reserve(self.path, TERMS, [asked(account, 9, begun=begun)], cost(12))
         self.step()
         for number in (1, 2):
@@ -254,7 +256,7 @@ def test_whatever_step_a_site_is_killed_after_no_less_is_counted_than_was_drawn_
         assert after.ended
         assert after.charged == after.begun >= max(site.told("drawn"), 2)
         assert after.committed >= 2
-        assert turns_begun(site.folder) <= after.begun
+        assert site.record.turns_begun <= after.begun
     assert steps > 14, "every step was tried"
 
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure, kind_of
-from fedstrata.client.releases import turns_begun
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Failed, Order, Workplace, is_handler
 from fedstrata.core.errors import (
@@ -283,7 +282,7 @@ class RemoteClient:
     @property
     def _begun(self) -> int:
         """In how many turns it has begun to train privately."""
-        return turns_begun(client_folder(self._workplace.folder, self.id)) if self._private else 0
+        return self._workplace.releases(self.id).turns_begun if self._private else 0
 
     def _deliver(self, membership: Membership, header: Header) -> None:
         """Sends the update of the last turn, which its tensors in the model still are."""

@@ -17,11 +17,12 @@ import torch
 from ray.exceptions import RayError, RayTaskError
 
 from fedstrata.client.folder_copy import Changes, Listing, apply, changes, listing
-from fedstrata.client.releases import Release
+from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.store import client_folder
 from fedstrata.core.errors import BudgetSpentError
 from fedstrata.core.handlers import only_says
 from fedstrata.core.settings.model import TrainedTokenizer
+from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.ray_cluster import join, leave
 from fedstrata.engine.simulated_identities import files_of
@@ -190,7 +191,8 @@ class RayWorkers:
         turn = (order.round, order.handler, order.call)
         privacy, folder = self.experiment.privacy, client_folder(self.folder, order.client)
         noise = privacy.noise_of(order.client)
-        Release(folder, turn, order.plan, privacy.turns, noise=noise).take_down()
+        record = ReleaseRecord(folder / SITE_DATABASE, order.client)
+        Release(record, folder, turn, order.plan, privacy.turns, noise=noise).charge()
 
 
 def _came_of(future: Future[Any]) -> Any:
