@@ -27,6 +27,14 @@ class Thawing(fs.Averaging):
         top = [name for block in layout.blocks[-self.top :] for name in block]
         return (*top, *layout.final_norm, *layout.head)
 
+    def not_private(self, mechanism: str) -> str:
+        """Clients send what the private loop has trained, and nothing else."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """The server needs the mean of what they send, and nothing else."""
+        return super().not_summed()
+
     def train(self, plan: fs.Plan, client: fs.Client, rng: fs.Seed) -> fs.Update:
         """Trains a client's copy for a turn."""
         return self.trained(plan, client, rng, proximal=self.mu)

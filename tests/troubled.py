@@ -30,6 +30,14 @@ class Troubled(FedAvg):
     trouble: Literal["fails", "is killed", "is always killed", "loses its machine", "breaks", "has no room"]
     marks: str
 
+    def not_private(self, mechanism: str) -> str:
+        """Clients send what the private loop has trained, and nothing else."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """The server needs the mean of what they send, and nothing else."""
+        return super().not_summed()
+
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains, and then may not live to say so."""
         update = super().train(plan, client, rng)
@@ -59,6 +67,14 @@ class TwoHandlers(Averaging):
 
     name: Literal["two_handlers"] = "two_handlers"
     fails_in: int = 2
+
+    def not_private(self, mechanism: str) -> str:
+        """Clients send what the private loop has trained, and nothing else."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """The server needs the mean of what they send, and nothing else."""
+        return super().not_summed()
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Trains, and asks again."""

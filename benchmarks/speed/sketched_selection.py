@@ -62,6 +62,14 @@ class Watched(FedTLU):
     _numbers: int = PrivateAttr(1024)
     _agreements: list[float] = PrivateAttr(default_factory=list)
 
+    def not_private(self, mechanism: str) -> str:
+        """It is FedTLU."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """It is FedTLU."""
+        return super().not_summed()
+
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Runs FedTLU's round, and picks again."""
         overheard = Overheard(cohort)

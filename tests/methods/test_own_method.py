@@ -43,6 +43,14 @@ class PulledTop(Averaging):
         """The highest block."""
         return layout.blocks[-1]
 
+    def not_private(self, mechanism: str) -> str:
+        """Clients send what the private loop has trained, and nothing else."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """The server needs the mean of what they send, and nothing else."""
+        return super().not_summed()
+
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains it, pulled towards the plan."""
         return self.trained(plan, client, rng, proximal=self.mu)

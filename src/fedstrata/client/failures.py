@@ -1,10 +1,11 @@
 """Which errors are a client's own, what may be said of them, and what a failure leaves.
 
 Only what can go wrong at one site and not at the next counts as a client's failure: training that diverges,
-a damaged frame or store (any `FedstrataError` but a wrong configuration, spent privacy and what a site's
-policy does not allow), the disk and the network (`OSError`), and memory. Every other exception is a bug until
-shown otherwise: it would hit every client, and a run that took it for an absence would go on without saying
-what is wrong. It stops the run, whatever `federation.min_clients` is.
+a damaged frame or store (any `FedstrataError` but a wrong configuration, spent privacy, a method that would
+send what was not released, and what a site's policy does not allow), the disk and the network (`OSError`),
+and memory. Every other exception is a bug until shown otherwise: it would hit every client, and a run that
+took it for an absence would go on without saying what is wrong. It stops the run, whatever
+`federation.min_clients` is.
 """
 
 import errno
@@ -17,6 +18,7 @@ from fedstrata.core.errors import (
     BudgetSpentError,
     ConfigurationError,
     FedstrataError,
+    NotReleasedError,
     PolicyRefusedError,
 )
 
@@ -32,7 +34,8 @@ def is_client_failure(error: Exception) -> bool:
         (True, False)
     """
     if isinstance(error, FedstrataError):
-        return not isinstance(error, ConfigurationError | BudgetSpentError | PolicyRefusedError)
+        stops = ConfigurationError | BudgetSpentError | NotReleasedError | PolicyRefusedError
+        return not isinstance(error, stops)
     if isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY):
         return True
     return isinstance(error, OSError | MemoryError | torch.OutOfMemoryError)

@@ -7,7 +7,7 @@ it is one release, however often it is sent. Of joint noise none is kept: a shar
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,11 @@ from fedstrata.wire.frame import Frame
 _TABLES = (
     "CREATE TABLE IF NOT EXISTS releases (number INTEGER PRIMARY KEY AUTOINCREMENT, client TEXT NOT NULL, "
     "run TEXT, round INTEGER NOT NULL, handler TEXT NOT NULL, call INTEGER NOT NULL, plan TEXT NOT NULL, "
-    "noise TEXT NOT NULL, sent TEXT)",
+    "noise TEXT NOT NULL, sent TEXT, unsent TEXT)",
 )
-"""The turns of clients; `sent` is the hash of a finished update."""
+"""The turns of clients; `sent` is the hash of a finished update, `unsent` those of what it left out."""
 _TURNS = (
-    "SELECT noise, round, handler, call, plan, sent FROM releases WHERE client = :client "
+    "SELECT noise, unsent, round, handler, call, plan, sent FROM releases WHERE client = :client "
     "AND (run = :run OR run IS NULL OR :run IS NULL) ORDER BY number"
 )
 """A turn counts for every run if its run is unknown, and every turn counts for an unknown run."""
@@ -57,6 +57,11 @@ class ReleaseRecord:
         """How many turns it has begun to train in, those that were killed included."""
         return len(self.turns())
 
+    def unsent(self, number: int) -> set[str]:
+        """Returns the hashes of what was released in a round, and was not in the update."""
+        rows = [unsent for _, unsent, found, *_ in self.turns() if found == number and unsent]
+        return {hashed for unsent in rows for hashed in json.loads(unsent)}
+
     def turns(self) -> list[tuple[Any, ...]]:
         """Returns the rows of the turns of the run, in the order in which they were begun."""
         if not self.path.exists():
@@ -81,6 +86,9 @@ class Release:
         account: What its site's budget has of the run; none without a budget.
         noise: The noise of the turn's steps; all turns of a run have the same.
         keeps: Whether a finished update may be sent again.
+
+    Attributes:
+        unsent: The hashes of what was released and is not in the update, which a later turn may send.
     """
 
     def __init__(
@@ -99,6 +107,7 @@ class Release:
         self._allowed, self._account, self._keeps = allowed, account, keeps
         self._turn = (*turn, plan.sha256())
         self._number = 0
+        self.unsent: Sequence[str] = ()
 
     def begin(self) -> None:
         """Records the turn as spent.
@@ -153,14 +162,14 @@ class Release:
         if self._account is not None:
             self._account.commit()  # before it is finished, from when on it may be sent without a new turn
         with site_database(self._record.path, _TABLES) as connection:
-            values = hash_of(self._path("sent")), self._number
-            connection.execute("UPDATE releases SET sent = ? WHERE number = ?", values)
+            values = hash_of(self._path("sent")), json.dumps(self.unsent), self._number
+            connection.execute("UPDATE releases SET sent = ?, unsent = ? WHERE number = ?", values)
 
     def finished(self, store: ClientStore) -> Update | None:
         """Returns the update that this turn came to before, and has the store as it then was; or none."""
         last = self._record.turns()[-1:] if self._keeps else []
         try:
-            if not last or last[0][1:] != (*self._turn, hash_of(self._path("sent"))):
+            if not last or last[0][2:] != (*self._turn, hash_of(self._path("sent"))):
                 return None
             kept = self._path("kept")
             if kept.exists():

@@ -21,18 +21,20 @@ from fedstrata.client.site import Examples, Site
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.client import Client, Line, PrefixCache
 from fedstrata.core.cut import Cut
+from fedstrata.core.errors import NotReleasedError
 from fedstrata.core.method import Method
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.devices import Device
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.site_database import SITE_DATABASE
-from fedstrata.core.types import Plan, Tensors, Update, Work
+from fedstrata.core.types import ClientInfo, Plan, Tensors, Update, Work
 from fedstrata.models.state import Model
 from fedstrata.privacy import ledger
 from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.ledger import Ledger, Turn
 from fedstrata.privacy.mechanism import NO_PRIVACY, Privacy
 from fedstrata.privacy.randomness import randomness_of
+from fedstrata.privacy.released import Released
 from fedstrata.record.log import Listener
 from fedstrata.split.divide import ends_of
 from fedstrata.train.evaluate import answer
@@ -258,8 +260,7 @@ class Workplace:
             scores = self.score(order.scored) if order.scored and sound else None
             took, clipped = time.perf_counter() - ended, None
             if release is not None and private is not None:
-                told = update.values.keys() & set(self.method.told_privately)  # nothing else may leave
-                update = replace(update, values={name: update.values[name] for name in sorted(told)})
+                update = update if before else self._released(order, update, private, release)
                 release.finish(update, store)
                 clipped = private.clipped_share
             update = mask(update, private) if mask else update
@@ -342,6 +343,23 @@ class Workplace:
         record, allowed = self.releases(order.client), self.privacy.turns
         return Release(record, folder, turn, order.plan, allowed, account, noise=noise, keeps=keeps)
 
+    def _released(self, order: Order, update: Update, private: UnitGradients, release: Release) -> Update:
+        """Returns what may leave of an update of private training."""
+        told = update.values.keys() & set(self.method.told_privately)
+        due = self.method.weighs(ClientInfo(order.client, private.declared))
+        if update.weight != due:  # an exact count, for example
+            message = (
+                f"{order.handler!r} returns a weight of {update.weight:g}, not {due:g}, its declared one"
+            )
+            raise NotReleasedError(f"method {self.method.name}: {message}; nothing was sent")
+        update = replace(update, values={name: update.values[name] for name in sorted(told)})
+        plan, layout = frame.decode(order.plan, Plan), self.model.layout
+        earlier = self.releases(order.client).unsent(order.round)
+        unsent = private.released.require(self.method, order.handler, plan, update, layout, earlier)
+        own = set(self.method.private(layout))
+        release.unsent = [hashed for name, hashed in unsent.items() if name not in own]
+        return update
+
     def _private(
         self, site: Site, examples: Examples, rng: Seed, release: Release | None
     ) -> UnitGradients | None:
@@ -350,7 +368,8 @@ class Workplace:
             return None
         drawn = randomness_of(self.privacy.settings, rng.child("privacy"))
         kind = UnitGradients if self.privacy.joint is None else _joint_gradients()
-        return kind(self.privacy, site.declared, drawn, lambda: examples.units, release.begin)
+        released = Released(self.method.sends_changes)
+        return kind(self.privacy, site.declared, drawn, lambda: examples.units, release.begin, released)
 
     def _validate(self, site: Site, work: Work | None) -> float | None:
         """Scores the model as it is on a client's validation documents; more is better.

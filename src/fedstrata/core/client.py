@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from fedstrata.core.model import Model
-from fedstrata.core.types import Message, Work
+from fedstrata.core.types import Message, Tensors, Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,6 +70,15 @@ class PrivateTraining(Protocol):
         """Draws a number of 63 bits: what is drawn in training must not be known to the server.
 
         Masks of dropout that the server knew would make one unit's the next one's, were a unit not there.
+        """
+
+    def enter(self, tensors: Tensors) -> None:
+        """Hears what trains, as it is before the first step."""
+
+    def leave(self, tensors: Tensors) -> None:
+        """Hears what it has come to after the last step; of each, the gradient was noised.
+
+        Nothing else may leave the client, but what follows from it.
         """
 
     def draws(self) -> Iterator[Sequence[Sequence[Any]]]:

@@ -53,6 +53,14 @@ class BudgetRefusedError(BudgetSpentError):
     """
 
 
+class NotReleasedError(FedstrataError):
+    """A method would send, under differential privacy, what no private training has released."""
+
+
+class NothingReleasedError(NotReleasedError):
+    """A method would send tensors of a turn in which no private training has released any."""
+
+
 class PolicyRefusedError(FedstrataError):
     """A site's policy does not allow what a plan asks for.
 

@@ -15,6 +15,27 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.types import JSON, ClientInfo, Plan, State, Tensors, Update
 
+_HALVES = ("train", "trained", "round")
+"""What a method does at a client and at the server; `trained` is what most call in `train`."""
+_QUESTIONS = ("not_private", "not_summed")
+"""What each class must answer for its own halves."""
+
+
+def _depth(kind: type, name: str) -> int:
+    """Returns how far up among the bases of a class the one is that defines a name; its length if none."""
+    return next((depth for depth, base in enumerate(kind.__mro__) if name in vars(base)), len(kind.__mro__))
+
+
+def _unanswered(question: str) -> Callable[..., str]:
+    """Returns what stands for an answer that a class does not give."""
+
+    def unanswered(self: Any, *_: str) -> str:
+        """It has a half of its own, for which no base can answer."""
+        own = "has a train or round that it does not inherit"
+        return f"{type(self).__name__} {own}, and no {question} of its own"
+
+    return unanswered
+
 
 class Method(Settings):
     """Base of every federated method: a method is its settings, and both of its halves.
@@ -47,6 +68,11 @@ class Method(Settings):
     """Whether a client is sent more until it has delivered once than from then on."""
 
     @property
+    def unanswered(self) -> tuple[str, ...]:
+        """Those of `not_private` and `not_summed` that its class must answer for a half of its own."""
+        return tuple(name for name in _QUESTIONS if getattr(type(self), name).__name__ == "unanswered")
+
+    @property
     def validates(self) -> bool:
         """Whether its clients score their models on validation documents of their own in the rounds."""
         return False
@@ -60,6 +86,15 @@ class Method(Settings):
     def robust_rule(self) -> str | None:
         """The name of the rule that stands in place of a mean, if one does."""
         return None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Lets no class inherit an answer that was given for another `train` or `round` than its own."""
+        super().__pydantic_init_subclass__(**kwargs)
+        changed = min(_depth(cls, half) for half in _HALVES)
+        for question in _QUESTIONS:
+            if _depth(cls, question) > changed:
+                setattr(cls, question, _unanswered(question))
 
     # ---- what trains, and where it is ------------------------------------------------------------------
     def trainable(self, layout: Layout) -> tuple[str, ...]:
@@ -106,7 +141,9 @@ class Method(Settings):
         """Returns why it cannot run under differential privacy; empty if it can.
 
         A method that can sends nothing of a client's data but what the one training loop has given, and
-        what follows from that.
+        what follows from that (`sends`). A class with a `train`, `trained` or `round` of its own must answer
+        this itself, by `super().not_private(mechanism)` where the answer of its base still holds; it counts
+        as not private otherwise.
 
         Args:
             mechanism: `local`, each client's patients, or `central`, each client as a whole.
@@ -117,7 +154,8 @@ class Method(Settings):
         """Returns why it cannot run under secure aggregation, and what can; empty if it can.
 
         A method that can sends all clients of a round the same plan, and its server half needs the mean of
-        their tensors and of their losses alone (`Cohort.mean`).
+        their tensors and of their losses alone (`Cohort.mean`). As for `not_private`, a class with a half of
+        its own must answer this itself.
         """
         return "it does not say that the mean of its clients is all that it needs"
 
@@ -192,11 +230,13 @@ class Method(Settings):
             handler: Whose update it is.
             plan: What the client was sent.
             values: What the update says beside its tensors.
-            trained: What trains at the client: tensors without values, on torch's `meta` device.
+            trained: What trains at the client: tensors without values, on torch's `meta` device; or, where it
+                is private, what its training has released: values, or changes if it `sends_changes`. What
+                the update holds must then follow from these, and is compared with what this returns.
             layout: Of the whole model.
 
         Returns:
-            Tensors without values.
+            Tensors, without values if `trained` has none.
 
         Raises:
             FrameError: The values are none that an update of this handler can have.

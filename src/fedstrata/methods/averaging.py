@@ -130,6 +130,14 @@ class Averaging(LocalTraining):
             return {"rule": value}
         return {"rule": "mean", **value} if isinstance(value, Mapping) else value
 
+    def not_private(self, mechanism: str) -> str:
+        """A rule needs every update; a mean does not."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """The same holds of a sum."""
+        return super().not_summed()
+
     def not_joint(self) -> str:
         """Its round is the mean of what everybody trains; what stays at a client has no step of its own."""
         own = "what clients keep for themselves would take no step: none is taken at a client"

@@ -37,6 +37,14 @@ class FedMedLoRA(MedLoRA, Averaging):
         if self.literal and not isinstance(self.aggregation, MeanRule):
             yield f"literal stands for a printed mean, and aggregation is {self.aggregation.rule}"
 
+    def not_private(self, mechanism: str) -> str:
+        """The printed factors are made of counts of sites."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """Every mean is multiplied by the same factor."""
+        return super().not_summed()
+
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """One weighted mean, or what `aggregation` says."""
         merged = super().round(state, cohort, rng)

@@ -51,6 +51,10 @@ class FedPepTAO(SomeBlocksShared, Probing):
     travels: ClassVar[str] = "the prefix of the blocks that matter and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("prefix",)
 
+    def not_private(self, mechanism: str) -> str:
+        """Its probe is that of its base."""
+        return super().not_private(mechanism)
+
     def not_summed(self) -> str:
         """The choice of blocks goes by norms."""
         return f"{super().not_summed()}; use fedlora or fedadapter"

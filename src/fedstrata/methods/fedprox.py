@@ -32,6 +32,14 @@ class FedProx(Averaging):
     def _misfits(self) -> Iterator[str]:
         yield from without_a_term(self.mu, self.proximal)
 
+    def not_private(self, mechanism: str) -> str:
+        """The proximal term is made of weights alone."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """What clients send is averaged as FedAvg's."""
+        return super().not_summed()
+
     def not_joint(self) -> str:
         """One step from the plan has nothing to be pulled back from."""
         return "method.mu has no effect on one step from what was sent; use fedavg"

@@ -184,9 +184,12 @@ class FedTLU(Averaging):
             raise FrameError("an update says no loss")
         if not self._sketched:
             return change
-        inside = select.scored_tensors(layout.blocks, change)
-        size = sum(sketch_size(change[name].numel(), self.width) for name in inside)
-        outside = {name: tensor for name, tensor in change.items() if name not in set(inside)}
+        inside = {name: change[name] for name in select.scored_tensors(layout.blocks, change)}
+        outside = {name: tensor for name, tensor in change.items() if name not in inside}
+        if not any(tensor.is_meta for tensor in inside.values()):
+            sums, sketches = sketch_all(inside, self.width, cast("int", plan.values["seed"]))
+            return outside | {SUMS: sums, SKETCHES: sketches}
+        size = sum(sketch_size(tensor.numel(), self.width) for tensor in inside.values())
         sums = torch.empty(len(inside), dtype=torch.float64, device="meta")
         return outside | {SUMS: sums, SKETCHES: torch.empty(size, device="meta")}
 

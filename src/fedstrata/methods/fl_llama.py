@@ -156,6 +156,14 @@ class FLLLaMA(Divided):
         """All weights that train, as they are: those of the middle if the model holds no more."""
         return State(model.snapshot(self.trainable(model.layout)))
 
+    def not_private(self, mechanism: str) -> str:
+        """Its clients send what those of every divided model do."""
+        return super().not_private(mechanism)
+
+    def not_summed(self) -> str:
+        """As for `not_private`."""
+        return super().not_summed()
+
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Serves the clients' training; averages their ends where that is wanted, or hands them on."""
         cuts = {client.id: self.divides(client.id) for client in cohort.clients}

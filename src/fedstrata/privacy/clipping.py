@@ -26,8 +26,10 @@ from fedstrata.adapters.rank import largest_rank, tails
 from fedstrata.core.client import Client, Feed
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import Model
+from fedstrata.core.types import Tensors
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.randomness import Randomness
+from fedstrata.privacy.released import Released
 from fedstrata.privacy.row_gradients import (
     SHORTEST,
     RowGradients,
@@ -53,6 +55,7 @@ class UnitGradients:
         declared: How many units the client declares.
         randomness: What units, rows and noise are drawn from; of this turn alone.
         units_of: Returns the examples of each of its units.
+        released: What leaves the client may hold, and nothing else.
         begin: Takes down, before anything is drawn, that what a turn spends is spent.
         drawn: Units that were drawn so far.
         clipped: Those of them whose gradient was too long.
@@ -63,6 +66,7 @@ class UnitGradients:
     randomness: Randomness
     units_of: Callable[[], Sequence[Sequence[Any]]]
     begin: Callable[[], None] = lambda: None
+    released: Released = field(default_factory=Released)
     drawn: int = 0
     clipped: int = 0
     _by_unit: bool = field(default=False, init=False)
@@ -100,6 +104,14 @@ class UnitGradients:
         """Draws a number of 63 bits, of which the server knows nothing where noise is secure."""
         high, low = map(int, self.randomness.uniform(2) * 2.0**32)
         return (high << 32 | low) >> 1
+
+    def enter(self, tensors: Tensors) -> None:
+        """Keeps what a training begins with, if changes are sent."""
+        self.released.begin(tensors)
+
+    def leave(self, tensors: Tensors) -> None:
+        """Takes over what a training has come to as released."""
+        self.released.finish(tensors)
 
     def draws(self) -> Iterator[Sequence[Sequence[Any]]]:
         """Yields for each step the examples of every unit that is drawn, no more of it than a step sees."""

@@ -55,6 +55,9 @@ def check_method(method: Method, /, **options: Unpack[Options]) -> list[str]:
         runs = TinyRuns({**given, **options, "method": method}, Path(folder))
         with contract.clause("it describes itself as a configuration"):
             _describes_itself(method)
+        with contract.clause("it answers itself whether it is private, and summed, where it changes a half"):
+            if method.unanswered:
+                raise AssertionError(f"{type(method).__name__} leaves open: {', '.join(method.unanswered)}")
         with contract.clause("it refuses settings that it does not know, and never changes"):
             _is_strict(method)
         experiment = prepare(runs.source())
@@ -151,7 +154,7 @@ def _check_privacy(contract: Contract, runs: TinyRuns, method: Method, whole: St
             _require_near(runs.state("summed", privacy__secure_aggregation=True), whole)
     installed = all(importlib.util.find_spec(name) for name in ("opacus", "dp_accounting"))
     if not method.not_private("local") and installed:
-        with contract.clause("it runs under differential privacy, as it says"):
+        with contract.clause("it runs under differential privacy, as it says, and sends what was released"):
             units = {f"site-{number}": 8 for number in range(1, SITES + 1)}
             private: Mapping[str, Any] = {
                 **{"mechanism": "local", "unit": "document", "units": units, "delta": 0.01, "sigma": 1.0},

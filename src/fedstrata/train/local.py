@@ -126,6 +126,10 @@ def _descend(
     schedule = schedule_of(optimizer, settings, steps)
     step, loss, last_epoch = 0, math.nan, -1
     tally = counting(client, trainable)
+    # Gradients of another kind have no noise, so that what they lead to is not released.
+    private = client.privacy if gradients is None else None
+    if private is not None:
+        private.enter(model.tensors(trainable))
     masks = rng.child("dropout") if client.privacy is None else Seed(client.privacy.secret())
     with (
         masks.everywhere(),
@@ -156,6 +160,8 @@ def _descend(
             client.report({"step": step, "steps": steps, "loss": loss})
         if not all_finite(parameters):
             raise _diverged(client, "weights are no longer finite", step, steps)
+        if private is not None:
+            private.leave(model.tensors(trainable))
     return loss
 
 
