@@ -169,10 +169,13 @@ class Workplace:
         """All that the method ever trains: what sides of a divided model hold for themselves."""
         return self.method.trainable(self.model.layout)
 
+    def database(self, client: str) -> Path:
+        """Returns the file that records what a client has released: one per site, whatever the run."""
+        return (self.home or client_folder(self.folder, client)) / SITE_DATABASE
+
     def releases(self, client: str) -> ReleaseRecord:
-        """Returns the record of a client's private turns; a site has one file for all of its runs."""
-        path = (self.home or client_folder(self.folder, client)) / SITE_DATABASE
-        return ReleaseRecord(path, client, self.run)
+        """Returns the record of a client's private turns."""
+        return ReleaseRecord(self.database(client), client, self.run)
 
     def store(self, client: str, number: int) -> ClientStore:
         """Returns a client's store in a round."""

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure, kind_of
-from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Failed, Order, Workplace, is_handler
 from fedstrata.core.errors import (
     ConfigurationError,
