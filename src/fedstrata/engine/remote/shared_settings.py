@@ -231,10 +231,11 @@ def _unnamed_templates(said: Mapping[str, Any], own: Mapping[str, Any]) -> Itera
 def _templates(task: Any) -> Iterator[tuple[dict[str, Any], str]]:
     """Yields where a task's section has templates: the mapping, and the key in it."""
     section = task if isinstance(task, dict) else {}
-    for place in (section, section.get("templates")):
-        for key, value in place.items() if isinstance(place, dict) else ():
-            if isinstance(value, str) and (key == "template" or place is not section):
-                yield place, key
+    each = section.get("templates")
+    if isinstance(section.get("template"), str):
+        yield section, "template"
+    if isinstance(each, dict):
+        yield from ((each, kind) for kind, given in each.items() if isinstance(given, str))
 
 
 def _repeatable_noise(said: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Problem]:
