@@ -80,21 +80,21 @@ def test_predict_warns_of_documents_that_were_trained_on(
     for name, own, count in (("all", notes, len(trained)), ("others", others, 0), ("new", new(notes), 0)):
         write(own, tmp_path / name, "jsonl")
         arguments = (tmp_path / name, "--input-format", "jsonl", "--format", "jsonl")
-        told = called("predict", run, *arguments, "--out", tmp_path / f"{name}-found")
-        assert ("warning: this run was trained on" in told) == bool(count)
-        assert f"trained on {count} of these {len(own)} documents" in told or not count
-        assert not any(note.text[:30] in told for note in own)
+        shown = called("predict", run, *arguments, "--out", tmp_path / f"{name}-found")
+        assert ("warning: this run was trained on" in shown) == bool(count)
+        assert f"trained on {count} of these {len(own)} documents" in shown or not count
+        assert not any(note.text[:30] in shown for note in own)
 
 
 def test_score_warns_where_it_knows_the_run(run: Path, notes: list[fs.Document], tmp_path: Path) -> None:
     write(notes, tmp_path / "gold", "jsonl")
     gold = (tmp_path / "gold", tmp_path / "gold")
     trained = len(ids(run, "train"))
-    told = called("score", *gold, "--as", run, "--json", tmp_path / "scores.json")
-    assert f"trained on {trained} of these {len(notes)} documents" in told
+    shown = called("score", *gold, "--as", run, "--json", tmp_path / "scores.json")
+    assert f"trained on {trained} of these {len(notes)} documents" in shown
     assert json.loads((tmp_path / "scores.json").read_text())["trained_on"] == trained
-    told = called("score", *gold, "--as", run, "--part", "test", "--json", tmp_path / "test.json")
-    assert "warning" not in told
+    shown = called("score", *gold, "--as", run, "--part", "test", "--json", tmp_path / "test.json")
+    assert "warning" not in shown
     assert json.loads((tmp_path / "test.json").read_text())["trained_on"] == 0
     called("score", *gold, "--json", tmp_path / "unknown.json")
     assert "trained_on" not in json.loads((tmp_path / "unknown.json").read_text())

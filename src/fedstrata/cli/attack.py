@@ -80,7 +80,7 @@ MadeFalse = Annotated[
 
 
 class Attacks(TyperGroup):
-    """Attacks by name: none is made that nobody has named, as each fits other methods."""
+    """Attacks by name; there is no default, as each fits other methods."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuses whatever stands in the place of a name."""

@@ -17,7 +17,7 @@ DROPPED_OUT = "DroppedOut"
 
 
 class TrainedOnWarning(UserWarning):
-    """Documents that a model is used on, or scored on, are some that it was trained on; how many is said."""
+    """A model is used or scored on documents that it was trained on; the message has their number."""
 
 
 class FedstrataError(Exception):
