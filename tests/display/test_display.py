@@ -174,7 +174,7 @@ def test_the_line_of_a_round_has_the_largest_epsilon_so_far(noise: str) -> None:
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
     assert "epsilon 1.24" in told
-    assert "round 2: sent 0 bytes up, 0 bytes down, epsilon unbounded" in told
+    assert "round 2: sent 0 bytes up, 0 bytes down, epsilon infinite" in told
     assert (" (seeded: no protection)" in told) == (noise == "seeded")
     assert ("an experiment, and no protection" in told) == (noise == "seeded")
 

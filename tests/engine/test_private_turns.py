@@ -58,11 +58,12 @@ def test_an_update_has_noised_tensors_and_declared_numbers_alone(
     assert {one.weight for one in updates} == {8.0}, "what they declare, and no count"
     assert len({(seed.root, seed.path) for seed in seeds}) == 6, "no two turns draw the same"
     told = [event["privacy"]["clients"] for event in run.of("round")]
+    secure = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "privacy.noise=secure"])).privacy
     for number, clients in enumerate(told, start=1):
-        expected = epsilon_of([Mechanism(1.0, 0.25, 3 * number)], 0.01)
-        assert clients == {
-            f"site-{site}": {"turns": number, "epsilon": pytest.approx(expected)} for site in (1, 2, 3)
-        }
+        turns = {f"site-{site}": number for site in (1, 2, 3)}
+        assert clients == {site: {"turns": number, "epsilon": None} for site in turns}, "it is seeded"
+        expected = pytest.approx(epsilon_of([Mechanism(1.0, 0.25, 3 * number)], 0.01))
+        assert secure.spent(turns) == {site: {"turns": number, "epsilon": expected} for site in turns}
 
 
 @pytest.mark.parametrize("spare", [0, 2])
@@ -71,7 +72,8 @@ def test_sigma_is_solved_for_all_steps_of_all_turns_and_spare_ones(spare: int) -
     privacy = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, *more])).privacy
     assert privacy.turns == 2 + spare
     assert privacy.sigma == sigma_for(5.0, 0.01, 0.25, 3 * (2 + spare))
-    assert privacy.epsilon("site-1", 2 + spare) == pytest.approx(5.0, rel=1e-2)
+    assert privacy.nominal_epsilon("site-1", 2 + spare) == pytest.approx(5.0, rel=1e-2)
+    assert [privacy.epsilon("site-1", turns) for turns in (0, 1)] == [0.0, None], "it is seeded"
 
 
 def test_sigma_is_solved_for_the_site_with_the_fewest_units() -> None:

@@ -11,6 +11,7 @@ import torch
 from private_client import PRIVATE
 from support import TINY, Finished, RunTiny, assert_same_tensors
 
+from fedstrata.client.releases import Release
 from fedstrata.core.errors import BudgetSpentError, ClientsLostError, ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine import masked_sums, secure_mean
@@ -204,10 +205,8 @@ def test_a_resumed_run_goes_on_with_what_the_optimiser_keeps(
 def test_turns_beyond_what_the_noise_allows_are_refused(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def none_left(folder: Any) -> list[dict[str, Any]]:
-        return [{"event": "begun"}] * 4
-
-    monkeypatch.setattr("fedstrata.client.releases._begun", none_left)
+    required = Release._require_room
+    monkeypatch.setattr(Release, "_require_room", lambda own, _: required(own, [own._noise] * 4))
     with pytest.raises((BudgetSpentError, ClientsLostError), match="allows for 4"):
         run_tiny(*JOINT, "federation.min_clients=null")
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from private_client import PRIVATE
 from support import TINY, RunTiny, examples
 
 from fedstrata.client.turn import Done, Order
+from fedstrata.core import site_database
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message, Plan, Update
@@ -251,28 +254,44 @@ def test_two_processes_do_not_write_to_one_ledger(tmp_path: Path) -> None:
             take_down(tmp_path, 1)
 
 
-def killed_at(number: int, when: str) -> Callable[..., None]:
-    """Returns what writes lines until, at one of them, it kills its process."""
-    write, written = LineLog.write, [0]
+def kill_at(number: int, when: str) -> None:
+    """Kills this process at one of its durable writes: of a line, or of rows of its site's database."""
+    write, transaction, written = LineLog.write, site_database.transaction, [0]
 
-    def instead(log: LineLog, line: bytes, *, durable: bool) -> None:
+    def die() -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def line_instead(log: LineLog, line: bytes, *, durable: bool) -> None:
         written[0] += 1
         if written[0] < number or when == "after it":
             write(log, line, durable=durable)
         elif when == "half way":
             log._file.write(line[: len(line) // 2])
         if written[0] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
 
-    return instead
+    @contextmanager
+    def rows_instead(connection: sqlite3.Connection) -> Iterator[None]:
+        before = connection.total_changes
+        with transaction(connection):
+            yield
+            changed = connection.total_changes > before
+            written[0] += changed
+            if changed and written[0] == number and when != "after it":
+                die()
+        if changed and written[0] == number:
+            die()
+
+    LineLog.write = line_instead  # type: ignore[method-assign]
+    site_database.transaction = rows_instead
 
 
 def sent_until_killed(work: Callable[[Callable[[str], None]], object], number: int, when: str) -> list[str]:
-    """Does some work in a process that is killed at a write of a line; returns what it has sent before."""
+    """Does some work in a process that is killed at a durable write; returns what it has sent before."""
     read, written = os.pipe()
     if (process := os.fork()) == 0:
         try:
-            LineLog.write = killed_at(number, when)  # type: ignore[method-assign]
+            kill_at(number, when)
             work(lambda text: os.write(written, f"{text}\n".encode()))  # type: ignore[arg-type, return-value]
         finally:
             os._exit(3)
@@ -345,7 +364,7 @@ def test_whatever_is_killed_has_taken_down_what_it_sent(tmp_path: Path, number: 
 def test_a_private_turn_that_is_killed_has_spent_and_told_what_it_sent(
     tmp_path: Path, number: int, when: str
 ) -> None:
-    """It writes three lines: that it has begun, that it has finished, and what leaves."""
+    """It writes that it has begun, that it has finished, and what leaves."""
     experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "privacy.noise=secure"]))
     engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
     engine.workplace.apart = True  # as at a site, whose lines hold hashes of what left

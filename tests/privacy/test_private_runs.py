@@ -26,7 +26,7 @@ from fedstrata.core.types import Plan, Update
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.run_folder import open_run
+from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.methods import METHODS
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.record.log import read_events
@@ -76,7 +76,7 @@ FEW = ("layer_skipping", "ffa_lora", "droppeft", "centralized")
 def test_nothing_of_a_single_client_is_recorded_but_noise_and_constants(
     method: str, run_tiny: RunTiny
 ) -> None:
-    run = run_tiny(*PRIVATE, f"method={MAY[method]}")
+    run = run_tiny(*PRIVATE, f"method={MAY[method]}", "privacy.noise=secure")
     assert all(event["loss"] is None for event in run.of("client") + run.of("round"))
     declared = 24 if method == "centralized" else 8
     assert {event["examples"] for event in run.of("client")} == {declared}
@@ -353,10 +353,10 @@ def test_a_round_that_is_stopped_once_its_model_is_out_counts(
 
     monkeypatch.setattr("fedstrata.engine.run.Run._score", stopped)
     with pytest.raises(KeyboardInterrupt):
-        run_tiny(*CENTRAL, "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded}")
+        run_tiny(*CENTRAL, "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1}")
     (record,) = tmp_path.rglob("record.jsonl")
-    (told,) = [event for event in read_events(record) if event["event"] == "privacy"]
-    assert {own["turns"] for own in told["clients"].values()} == {1}
+    turns, told = [event for event in read_events(record) if event["event"] == "privacy"]
+    assert {own["turns"] for event in (turns, told) for own in event["clients"].values()} == {1}
     assert all(own["epsilon"] > 0 for own in told["clients"].values())
 
 
@@ -404,10 +404,13 @@ def test_a_client_moves_the_central_mean_by_no_more_than_the_clip(run_tiny: RunT
 def test_a_round_of_nobody_is_a_round_of_noise(run_tiny: RunTiny) -> None:
     central = "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded}"
     run = run_tiny(*CENTRAL, "federation.rounds=6", "federation.sample=0.2", central)
+    privacy = prepare(read_source(None, [*TINY, *CENTRAL, "federation.sample=0.2", central])).privacy
     cohorts = [len(event["exchanges"]) for event in run.of("round")]
     assert 0 in cohorts
     assert not any(event["abandoned"] for event in run.of("round"))
-    assert run.summary["privacy"]["epsilon"] == pytest.approx(epsilon_of([Mechanism(1.0, 0.2, 6)], 0.1))
+    assert privacy.nominal_epsilon("", 6) == pytest.approx(epsilon_of([Mechanism(1.0, 0.2, 6)], 0.1))
+    assert run.summary["privacy"]["epsilon"] is None, "it is seeded"
+    assert {own["turns"] for own in run.of("privacy")[-1]["clients"].values()} == {6}
 
 
 def test_the_record_can_be_read_by_anybody(run_tiny: RunTiny) -> None:
@@ -508,7 +511,7 @@ def test_dialogues_are_summed_up_privately(run_tiny: RunTiny, tmp_path: Path) ->
         f"data={{format: mts_dialog, path: {tmp_path}}}",
         "task={name: summarize, max_length: 96, answer_length: 8, template: 'Sum up: {text}'}",
         "privacy={mechanism: local, unit: document, units: {north: 8, south: 8}, delta: 0.01, sigma: 1.0, "
-        "expected_batch: 2, steps: 2, noise: seeded}",
+        "expected_batch: 2, steps: 2}",
         "method={name: fedlora}",
         "federation.rounds=1",
     )
@@ -525,14 +528,27 @@ def test_quantized_weights_stay_under_private_adapters() -> None:
     assert 0 < norm_of([one - other for one, other in zip(whole, without, strict=True)]) <= 1 + 1e-5
 
 
-def test_a_noised_round_that_is_begun_again_is_spent_again(run_tiny: RunTiny) -> None:
+def test_a_noised_round_that_is_begun_again_is_spent_again(run_tiny: RunTiny, tmp_path: Path) -> None:
     """Clients may have seen the first one: scoring comes before a round is committed."""
-    central = "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded, spare_turns: 1}"
-    run_tiny(*CENTRAL, "federation.rounds=1", central)
-    run = run_tiny("federation.rounds=2", resume=True)
-    assert run.summary["privacy"]["epsilon"] == pytest.approx(epsilon_of([Mechanism(1.0, 1.0, 3)], 0.1))
-    with pytest.raises(BudgetSpentError, match="went on 2 times, and its noise allows for 4 rounds"):
-        run_tiny("federation.rounds=3", resume=True)
+    central = "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, spare_turns: 1}"
+    run_tiny(*CENTRAL, "federation.rounds=1", central, out="run")
+
+    def noised(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "noised":
+            raise KeyboardInterrupt
+
+    for turns in (2, 3):
+        with pytest.raises(KeyboardInterrupt):
+            source = resumable(tmp_path / "run", None, ["federation.rounds=2"], command="fedstrata run")
+            open_run(source, tmp_path / "run", noised, resume=True).execute(resume=True)
+        (told,) = [
+            each for each in read_events(tmp_path / "run" / "record.jsonl") if each["event"] == "privacy"
+        ][-1:]
+        assert {own["turns"] for own in told["clients"].values()} == {turns}
+        expected = pytest.approx(epsilon_of([Mechanism(1.0, 1.0, turns)], 0.1))
+        assert {own["epsilon"] for own in told["clients"].values()} == {expected}
+    with pytest.raises(BudgetSpentError, match="3 means of this run were noised"):
+        run_tiny("federation.rounds=2", out="run", resume=True)
 
 
 def test_a_private_run_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def test_an_epsilon_that_nothing_bounds_is_no_number(events: Any) -> None:
         if event["event"] == "round":
             event["privacy"]["clients"] = {"a": {"turns": 1, "epsilon": None}}
     told[-1]["clients"] = {"a": {"turns": 1, "epsilon": None}}
-    assert "| Epsilon | unbounded" in (statement(told) or "")
+    assert "| Epsilon | infinite" in (statement(told) or "")
     assert "privacy/epsilon" not in round_values(told[1], "f1")
     assert epsilon_rows(told[1:2])[0]["epsilon"] == {}
 
@@ -251,33 +251,39 @@ def summary_of(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def test_a_run_leaves_its_statement_and_a_table_shows_its_epsilon(run_tiny: RunTiny) -> None:
-    run = run_tiny(*PRIVATE, "privacy.noise=seeded")
+    run = run_tiny(*PRIVATE)
     text = (run.folder / "privacy.md").read_text()
     assert text == statement(run.events, sent_by_all(run.folder))
     assert text != statement(run.events)
     assert "| update (train) | 6 |" in text
-    (told,) = run.of("privacy")
+    turns, told = run.of("privacy")
+    assert {name: own["turns"] for name, own in turns["clients"].items()} == {
+        name: own["turns"] for name, own in told["clients"].items()
+    }
     assert told["clients"] == spent_by(run.events) == run.of("round")[-1]["privacy"]["clients"]
     start = run.of("run")[0]["privacy"]
     both = epsilon_of([Mechanism(start["sigma"], 4 / 12, 2 * 2 * 2)], 0.001)
     assert told["at_two"] == both > max(own["epsilon"] for own in told["clients"].values())
     assert f"**{epsilon(both)}** at delta 0.001" in text
+    seeded = run_tiny(*PRIVATE, "privacy.noise=seeded", out="seeded")
+    assert "| Epsilon | infinite, the largest over clients" in (seeded.folder / "privacy.md").read_text()
+    assert seeded.summary["privacy"]["epsilon"] is None
     other = run_tiny(out="other")
     assert not (other.folder / "privacy.md").exists()
     assert not other.of("privacy")
     rows = [
         RowResult(name, (CellResult(0, name, *summary_of(each.folder)),))
-        for name, each in (("private", run), ("plain", other))
+        for name, each in (("private", run), ("seeded", seeded), ("plain", other))
     ]
     machine = {"cores": 1, "processor": "x", "jobs": 1}
     table = tabulate(rows, name="t", machine=machine, different_data=True)
     titles, cells = grid(table)
     column = titles.index("epsilon")
-    assert [row[column][0] for row in cells] == [f"{run.summary['privacy']['epsilon']:.2f}", "-"]
+    assert [row[column][0] for row in cells] == [f"{run.summary['privacy']['epsilon']:.2f}", "infinite", "-"]
     shown = " ".join(notes(table))
     assert "of one document at delta 0.001" in shown
-    assert "private: the noise was drawn from the run's seed: an experiment, and no protection" in shown
-    plain = tabulate(rows[1:], name="t", machine=machine)
+    assert "seeded: the noise was drawn from the run's seed: an experiment, and no protection" in shown
+    plain = tabulate(rows[2:], name="t", machine=machine)
     assert "epsilon" not in grid(plain)[0]
     assert "psilon" not in " ".join(notes(plain))
 

@@ -27,7 +27,7 @@ class Spent:
     """What a client has spent of its units' privacy.
 
     Attributes:
-        epsilon: At the delta of the run.
+        epsilon: At the delta of the run; of seeded noise that of the same noise, were it secure.
         turns: In how many turns.
     """
 
@@ -145,9 +145,9 @@ class AttackedRun(CanaryRun):
     def _claims(self) -> dict[str, Spent]:
         if not self.experiment.privacy.settings.spends:
             return {}
-        spent = self._spent(self.committed)
+        turns, epsilon = self._turns(), self.experiment.privacy.nominal_epsilon
         return {
-            client: Spent(spent[client]["epsilon"] or 0.0, spent[client]["turns"]) for client in self.scorers
+            client: Spent(epsilon(client, turns[client]) or 0.0, turns[client]) for client in self.scorers
         }
 
     def _finish(self, state: State) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fedstrata.core.errors import BudgetSpentError, ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.core.types import State
@@ -26,7 +26,7 @@ from fedstrata.engine.protocol import Engine
 from fedstrata.engine.sampling import sample
 from fedstrata.engine.scoring import ServerDocuments, due_for_scoring, scored_when_trained
 from fedstrata.engine.sites import drop_outs
-from fedstrata.privacy.central import noised_mean
+from fedstrata.privacy.central import NoisedMeans
 from fedstrata.privacy.groups import epsilon_at_two
 from fedstrata.privacy.ledger_summary import write_privacy_statement
 from fedstrata.privacy.randomness import randomness_of
@@ -38,7 +38,7 @@ EngineType = TypeVar("EngineType", bound=Engine)
 RECORDED = frozenset(
     {
         *("run", "resumed", "client", "client_joined", "client_failed", "cache", "round", "final", "failed"),
-        "privacy",
+        *("noised", "privacy"),
     }
 )
 """Events that go into the record; the others only concern whoever watches."""
@@ -66,9 +66,10 @@ class Run(Generic[EngineType]):
         engine_of: Callable[[Experiment, Path, Listener], EngineType],
     ) -> None:
         self.experiment, self.folder = experiment, folder
-        self.committed = self._under_way = 0
+        self.committed = 0
         self._listen = listen
         self._log = RecordLog(folder / "record.jsonl")
+        self._noised = NoisedMeans(experiment.privacy, lambda number: self._emit("noised", {"round": number}))
         self._checkpoints = Checkpoints(folder / "checkpoints")
         with ExitStack() as failed:  # of a run that cannot be made nothing stays locked or at work
             failed.callback(self._log.close)
@@ -82,7 +83,7 @@ class Run(Generic[EngineType]):
             experiment.server, experiment.model, experiment.task, experiment.settings.training
         )
         self._state: State | None = None
-        self._resumed = 0  # how often the run has gone on, and a round may have been begun twice
+        self._resumed = 0  # how often the run has gone on
 
     def execute(self, *, resume: bool = False) -> dict[str, Any]:
         """Runs all rounds that are not yet committed and returns the summary.
@@ -135,6 +136,7 @@ class Run(Generic[EngineType]):
             self._close()
             raise
         self._resumed = sum(event["event"] in {"run", "resumed"} for event in events)
+        self._noised.load(events)
         last = loaded[0] if loaded else 0
         counted = self._sums.load(last, self._resumed) if self._sums else ()
         discard_uncommitted(self.folder, last, counted)
@@ -205,7 +207,6 @@ class Run(Generic[EngineType]):
         self.engine.wait(settings.federation.min_clients)
         rng = self.experiment.seed.child("round", number)
         cohort = self._cohort(number, self._drawn(rng))
-        self._under_way = 1
         cohort.scored = scored_when_trained(number, settings.federation)
         begun = {"round": number, "rounds": settings.federation.rounds, "clients": len(cohort.clients)}
         self._emit("round_started", begun)
@@ -248,7 +249,7 @@ class Run(Generic[EngineType]):
             **peaks(self.experiment.model.device, self.engine.memory()),
         }
         self._emit("round", facts)
-        self.committed, self._under_way = number, 0
+        self.committed = number
         self.engine.committed(number, book.attendance.lost)
         if self._sums is not None:
             self._sums.committed(number)
@@ -264,12 +265,8 @@ class Run(Generic[EngineType]):
         clients, share = list(self.engine.clients()), self.experiment.settings.federation.sample
         if (privacy := self.experiment.privacy).mechanism != "central":
             return sample(clients, share, rng.child("sample"))
-        if self.committed + 1 + self._resumed > privacy.turns:
-            raise BudgetSpentError(
-                f"the run went on {self._resumed} times, and its noise allows for {privacy.turns} rounds, "
-                "privacy.spare_turns for what was begun twice included; what was committed stays"
-            )
-        chance = randomness_of(self.experiment.privacy.settings, rng.child("sample"))
+        self._noised.require_room()
+        chance = randomness_of(privacy.settings, rng.child("sample"))
         return [clients[index] for index in poisson(len(clients), share, chance)]
 
     def _simulated(self, cohort: RoundCohort) -> dict[str, Any]:
@@ -282,39 +279,38 @@ class Run(Generic[EngineType]):
         """Returns what every client's turns have spent so far; nothing without privacy."""
         if self.experiment.privacy.mechanism == "none":
             return {}
-        clients = self._spent(cohort.book.number)
+        clients = self.experiment.privacy.spent(self._turns())
         return {"privacy": {"clients": clients, "clipped": dict(cohort.clipped)}}
 
-    def _spent(self, rounds: int) -> dict[str, dict[str, Any]]:
-        """Returns the turns that each client has begun, or the server's rounds, and what they have spent."""
-        privacy = self.experiment.privacy
-        turns = {client: self.engine.turns_begun(client) for client in self.engine.clients()}
-        if privacy.mechanism == "central":
-            turns = dict.fromkeys(turns, rounds + self._resumed)
-        return {
-            client: {"turns": count, "epsilon": privacy.epsilon(client, count)}
-            for client, count in turns.items()
-        }
+    def _turns(self) -> dict[str, int]:
+        """Returns the turns that each client has begun, or, of the server, the means that were noised."""
+        clients = self.engine.clients()
+        if self.experiment.privacy.mechanism == "central":
+            return dict.fromkeys(clients, self._noised.count)
+        return {client: self.engine.turns_begun(client) for client in clients}
 
     def _tell_privacy(self) -> None:
         """Records what was spent, however the run has ended, and writes it down for people.
 
-        More may have been spent than the last round knows of: by turns that were begun after it.
+        More may have been spent than the last round knows of: by turns that were begun after it. The turns
+        are recorded first, so that what was spent is known if its epsilon cannot be worked out.
         """
         privacy = self.experiment.privacy
         if privacy.mechanism == "none":
             return
+        turns, pooled = self._turns(), self.experiment.method.pooled
+        facts: dict[str, Any] = {"round": self.committed, "at_two": None, "budget": None}
+        unknown = {client: {"turns": count, "epsilon": None} for client, count in turns.items()}
+        self._log.append("privacy", {**facts, "clients": unknown}, durable=True)
         try:
-            spent = self._spent(self.committed + self._under_way)  # of which the noise may be out
-            turns = {client: own["turns"] for client, own in spent.items()}
-            pooled = self.experiment.method.pooled
             both = epsilon_at_two(privacy, turns, pooled=pooled) if privacy.settings.by_unit else None
-            facts = {"round": self.committed, "clients": spent, "at_two": both}
+            facts |= {"clients": privacy.spent(turns), "at_two": both}
             self._emit("privacy", {**facts, "budget": self.engine.budget()})
             write_privacy_statement(self.folder)
         except Exception as error:  # the run's own end must not be hidden by this one
-            reason = f"privacy.md could not be written ({type(error).__name__})"
-            self._emit("warning", {"message": f"{reason}; what was spent is in record.jsonl"})
+            kind = type(error).__name__
+            message = f"what was spent is not worked out, or privacy.md is not written ({kind})"
+            self._emit("warning", {"message": f"{message}; the turns that were begun are in record.jsonl"})
 
     def _finish(self, state: State) -> dict[str, Any]:
         """Scores the test split, saves what was learnt and writes the summary."""
@@ -360,7 +356,7 @@ class Run(Generic[EngineType]):
             expected = experiment.settings.federation.sample * len(self.engine.clients())
             rng = experiment.seed.child("round", number, "noise")
             chance = randomness_of(privacy.settings, rng)
-            noised = partial(noised_mean, privacy=privacy, expected=expected, randomness=chance)
+            noised = partial(self._noised.mean, number, expected=expected, randomness=chance)
             needed = needed if clients else 0
         attendance = Attendance(
             clients,
@@ -393,5 +389,5 @@ class Run(Generic[EngineType]):
 
     def _emit(self, event: str, facts: Mapping[str, Any]) -> None:
         if event in RECORDED:
-            self._log.append(event, facts, durable=event == "round")
+            self._log.append(event, facts, durable=event in {"round", "noised"})
         self._listen(event, facts)

@@ -69,8 +69,8 @@ class SitePrivacy:
         found: Units that have examples.
         rate: The chance of a unit in a step.
         rounds: The rounds that it takes part in.
-        epsilon: What these spend if no turn is taken again; null without noise.
-        most: What it spends if it takes all turns that the noise allows for; null without noise.
+        epsilon: What these spend if no turn is taken again; null if nothing bounds it.
+        most: What it spends if it takes all turns that the noise allows for; null if nothing bounds it.
         budget: What of its budget over all runs is spent, and will be; null without one.
     """
 
@@ -91,7 +91,7 @@ class PatientPrivacy:
         of: `patient`, or `document` where none names a patient.
         units: The most units that are one's, at any client.
         counted: For how many the epsilon is: at most 20.
-        epsilon: Their epsilon, all turns that are allowed taken; null without noise, or where there is none.
+        epsilon: Their epsilon, all turns that are allowed taken; null if nothing bounds it or none is known.
     """
 
     of: str
@@ -109,7 +109,7 @@ class PrivacyPlan:
         unit: What is protected as a whole.
         adjacency: How neighbours differ.
         delta: Of every epsilon here.
-        epsilon: The most that a client can spend, all turns that are allowed taken; null without noise.
+        epsilon: The most that a client can spend, with all allowed turns; null if nothing bounds it.
         sigma: The noise, in units of `clip`.
         clip: The clipping norm.
         noise: `secure` or `seeded`.
@@ -236,6 +236,8 @@ def _patients(experiment: Experiment, privacy: Privacy) -> PatientPrivacy | None
         return None
     rate = privacy.rates.get(site.id, max(privacy.rates.values()))
     counted = min(most, MOST_TOGETHER)
+    if privacy.settings.noise == "seeded":
+        return PatientPrivacy(of, most, counted, None)
     if privacy.joint is not None:
         epsilon = privacy.joint.epsilon([rate] * counted, privacy.turns * privacy.steps, delta)
     else:

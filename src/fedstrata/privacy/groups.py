@@ -78,6 +78,8 @@ def epsilon_at_two(privacy: Privacy, turns: Mapping[str, int], *, pooled: bool) 
     Returns:
         An upper bound; none where there are no two clients, or nothing bounds it.
     """
+    if privacy.settings.noise == "seeded":
+        return None
     assert privacy.rates is not None and privacy.settings.delta is not None  # noqa: S101 - it has noise
     rates, delta = privacy.rates, privacy.settings.delta
     if privacy.joint is not None:

@@ -58,8 +58,14 @@ class Privacy:
         """Returns what so many turns of a client have spent, at `settings.delta`.
 
         Returns:
-            0 for none, and none at all without noise, where nothing bounds it.
+            0 for none, and none at all where nothing bounds it: without noise, and with noise that its seed
+            repeats.
         """
+        seeded = self.settings.noise == "seeded" and turns
+        return None if seeded else self.nominal_epsilon(client, turns)
+
+    def nominal_epsilon(self, client: str, turns: int) -> float | None:
+        """Returns what turns of the same noise would have spent, were it secure; else as `epsilon`."""
         assert self.rates is not None and self.settings.delta is not None  # noqa: S101
         rate = self.rates[EVERYBODY if self.mechanism == "central" else client]
         if self.joint is not None:
@@ -68,6 +74,13 @@ class Privacy:
             spent = Mechanism(self.sigma, rate, self.steps * turns)
             epsilon = epsilon_of([spent], self.settings.delta) if turns else 0.0
         return epsilon if math.isfinite(epsilon) else None
+
+    def spent(self, turns: Mapping[str, int]) -> dict[str, dict[str, float | None]]:
+        """Returns the turns of each client and what they have spent, as a record has them."""
+        return {
+            client: {"turns": count, "epsilon": self.epsilon(client, count)}
+            for client, count in turns.items()
+        }
 
 
 NO_PRIVACY = Privacy()

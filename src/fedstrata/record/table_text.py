@@ -13,6 +13,7 @@ from fedstrata.record.privacy import NOT_COVERED, SEEDED
 from fedstrata.record.score_columns import BEST, CLIENTS, FLOOR
 from fedstrata.record.table import score_column
 from fedstrata.record.target import MEAN_OF_CLIENTS, TARGETS
+from fedstrata.record.words import INFINITE
 
 FIGURES = {"mean": "mean", "sd": "standard_deviation", "min": "minimum", "max": "maximum", "n": "n"}
 """What stands behind a column's name in the CSV file, and its name in `table.json`."""
@@ -231,7 +232,8 @@ def _mean(row: Mapping[str, Any], key: str, column: Column) -> tuple[str, bool]:
     """Returns mean and spread, and if it is the best; no spread where there is one value or all are equal."""
     cell = row["values"][key]
     if cell is None:
-        return NOTHING, False
+        unbounded = key == "epsilon" and any(each["privacy"]["noise"] == "seeded" for each in row["cells"])
+        return INFINITE if unbounded else NOTHING, False
     text = column.text(cell["mean"])
     if cell["minimum"] != cell["maximum"]:
         text = f"{text} ± {column.text(cell['standard_deviation'])}"

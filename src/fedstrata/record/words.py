@@ -7,6 +7,8 @@ from rich.filesize import decimal
 
 ABSENT = "-"
 """What stands for a number there is none of."""
+INFINITE = "infinite"
+"""What stands for an epsilon that nothing bounds."""
 COUNTED = "_left_out"
 """How the names of figures end that stand among the scores and count what could not be scored."""
 ASIDE = ("lenient_precision", "lenient_recall", "untyped_f1", "untyped_lenient_f1")
@@ -60,10 +62,10 @@ def epsilon(value: float | None) -> str:
     """Returns an epsilon, rounded up, so that no more is claimed than is true; or that nothing bounds it.
 
     >>> epsilon(3.9811), epsilon(0.0), epsilon(0.01234), epsilon(57.31), epsilon(None)
-    ('3.99', '0', '0.0124', '57.4', 'unbounded')
+    ('3.99', '0', '0.0124', '57.4', 'infinite')
     """
     if value is None:
-        return "unbounded"
+        return INFINITE
     if value == 0.0:
         return "0"
     digits = max(0, 2 - math.floor(math.log10(value)))
