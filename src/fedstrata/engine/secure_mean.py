@@ -207,8 +207,7 @@ class SecureAggregation:
             round=book.number,
             handler=handler,
             call=book.calls[handler] + 1,
-            # Within one start of the server a sum begins anew once for each client at most.
-            attempt=max(int(time.time() - _EPOCH), 0) + self.attempt * (MOST_SITES + 1),
+            attempt=first_attempt(self.attempt),
         )
 
     def _refuse(self, cohort: Exchanging, error: FedstrataError) -> NoReturn:
@@ -251,6 +250,15 @@ class SecureAggregation:
                 f"round {book.number}: {found.cut} of {found.values} changed values were larger than the "
                 "range and were cut; the next round has a wider range (privacy.range sets the first)"
             )
+
+
+def first_attempt(resumed: int = 0) -> int:
+    """Returns the number under which a sum begins; after it a sum begins anew once for each client at most.
+
+    Args:
+        resumed: How often the run has been resumed.
+    """
+    return max(int(time.time() - _EPOCH), 0) + resumed * (MOST_SITES + 1)
 
 
 def mean_terms(

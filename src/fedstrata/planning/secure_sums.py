@@ -24,7 +24,7 @@ from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.protocol import Exchanging
-from fedstrata.engine.secure_mean import mean_terms
+from fedstrata.engine.secure_mean import first_attempt, mean_terms
 from fedstrata.privacy.secure_sum.mean import subject_of
 from fedstrata.privacy.secure_sum.messages import (
     RING,
@@ -111,7 +111,7 @@ class WatchedSums:
                 sizes.append(frame.size(update))
                 yield info, update
 
-        name = SumName(run=_RUN, round=cohort.book.number, handler=handler, call=1, attempt=0)
+        name = SumName(run=_RUN, round=cohort.book.number, handler=handler, call=1, attempt=first_attempt())
         own = self.experiment
         terms = mean_terms(own.privacy, own.method, own.model, name, plan, cohort.clients, {})
         found = mean_of(updates())
