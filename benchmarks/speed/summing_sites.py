@@ -102,7 +102,9 @@ class Federation:
         own = Update(update, {"loss": 1.0}, weight=weight_of(number))
         summed = SummedUpdate(own, base, self.terms, SeededRandomness(Seed(number)))
         # A site hashes the tensors of a plan a second time: it recognises them beside any other values.
-        client.require_new(self.guards[site].trained_on(hash_of_frame(frame.encode(Plan(base)))), sharers)
+        client.require_new(
+            self.guards[site].trained_on("train", hash_of_frame(frame.encode(Plan(base)))), sharers
+        )
         tensors = dict(client.mask(sharers, summed.elements()))
         return spoken(MaskedInput(sum=self.terms.sum, site=site), tensors)
 

@@ -263,11 +263,23 @@ class SecureTurns:
     def _summed(self, client: str, terms: MeanTerms, plan: Plan) -> str:
         """Returns a hash of what a sum is of, by which it is recognised under any name.
 
-        It is of the handler, the model and the tensors that came: other values beside the same tensors give
-        nearly the same update, and a plan without tensors continues from those that came before it.
+        It is of the handler, the model, and those of the tensors that came that change the model, in the
+        model's own order and dtype. What else a server can vary gives the same or nearly the same update:
+        values and other tensors beside them, tensors that are what the model has already. A plan without
+        tensors continues from those that came before it.
         """
-        own = hash_of_frame(frame.encode(Plan(plan.tensors))) if plan.tensors else None
-        tensors = own if terms.counts else self._guard(client).trained_on(own)
+        model = self._workplace.model
+        model.restore()
+        names = [name for name in model.layout.sizes if name in plan.tensors]
+        base, changed = model.tensors(names), dict[str, Tensor]()
+        for name in names:
+            own = base[name].cpu()
+            came = plan.tensors[name].to(own.dtype)
+            if came.shape != own.shape or not came.equal(own):
+                changed[name] = came
+        tensors = hash_of_frame(frame.encode(Plan(changed)))
+        if not terms.counts:
+            tensors = self._guard(client).trained_on(terms.sum.handler, tensors if names else None)
         return hashlib.sha256(canonical([terms.sum.handler, self._hash(), tensors])).hexdigest()
 
     def _masked(

@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_server import ATTACKS, OTHERS, READ, SECURE, VICTIM, Server, cosine, in_the_clear
+from hostile_server import (
+    ATTACKS,
+    OTHERS,
+    READ,
+    SECURE,
+    VICTIM,
+    Cohort,
+    Server,
+    cosine,
+    in_the_clear,
+)
 from lying_server import OTHER, RUN, SITES, changed, told
 from secure_federation import SITES as MEMBERS
 from secure_federation import SUBJECT, Federation
@@ -17,6 +27,7 @@ from fedstrata.core.settings.source import flatten
 from fedstrata.core.types import Plan
 from fedstrata.engine.agreed import OWN, SHARED, agreed, agreed_hash
 from fedstrata.engine.simulated_identities import simulated_identities
+from fedstrata.privacy.secure_sum.mean import hash_of_frame
 from fedstrata.privacy.secure_sum.messages import ConsistencyProof, SumName
 from fedstrata.privacy.secure_sum.refusals import (
     AlreadyReleased,
@@ -26,6 +37,7 @@ from fedstrata.privacy.secure_sum.refusals import (
     WrongSum,
 )
 from fedstrata.privacy.secure_sum.server import SumServer
+from fedstrata.wire import frame
 
 
 @pytest.fixture
@@ -116,6 +128,47 @@ def test_no_second_sum_over_a_model_leaves_one_site_out(server: Server, name: di
     again, cohort = server.mean(*SITES, **{**name, "attempt": 130})
     assert again is not None, "with the same sites it reveals nothing"
     assert not cohort.refused
+
+
+@pytest.mark.claim("security_review#sum-again")
+@pytest.mark.parametrize(
+    "same", ["without tensors", "other order", "an unknown tensor", "fewer", "other dtype"]
+)
+def test_a_model_is_recognised_however_a_plan_holds_it(server: Server, same: str) -> None:
+    """Every task begins with the model as all have it, so that these plans train the same."""
+    first, _ = server.mean(*SITES)
+    assert first is not None
+    tensors = server.plan.tensors
+    plans = {
+        "without tensors": {},
+        "other order": dict(reversed(tensors.items())),
+        "an unknown tensor": {**tensors, "unknown": torch.ones(1)},
+        "fewer": dict(list(tensors.items())[1:]),
+        "other dtype": {name: tensor.double() for name, tensor in tensors.items()},
+    }
+    second, cohort = server.mean(*OTHERS, number=2, plan=Plan(plans[same], {}))
+    assert second is None
+    assert set(cohort.kinds.values()) <= {AlreadyReleased, WrongSum}
+    assert len(cohort.kinds) == len(OTHERS)
+
+
+@pytest.mark.claim("security_review#sum-again")
+def test_a_plan_without_tensors_is_none_of_those_that_had_some(server: Server) -> None:
+    """A sum of the model as it is, one of other tensors, and the first again without one site."""
+    empty, hashed = Plan({}, {}), hash_of_frame(frame.encode(Plan({}, {})))
+
+    def summed(number: int, *names: str) -> tuple[bool, Cohort]:
+        name = SumName(run=RUN, round=number, handler="train", call=1, attempt=0)
+        terms = server.terms(name, server.plan).model_copy(update={"plan": hashed})
+        _, total, cohort = server.summed(terms, empty, names)
+        return total is not None, cohort
+
+    assert summed(1, *SITES)[0]
+    other = Plan({name: tensor + 1 for name, tensor in server.plan.tensors.items()}, {})
+    server.mean(*OTHERS, number=2, plan=other)
+    there, cohort = summed(3, *OTHERS)
+    assert not there
+    assert len(cohort.kinds) == len(OTHERS)
 
 
 @pytest.mark.claim("security_review#sum-again")

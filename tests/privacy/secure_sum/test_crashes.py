@@ -222,7 +222,7 @@ def test_what_is_recorded_survives_a_power_cut(tmp_path: Path, monkeypatch: pyte
     for work in (
         lambda: guard.begin(NAME),
         lambda: guard.release(NAME, SUBJECT.plan, FIVE),
-        lambda: guard.trained_on("aa" * 32),
+        lambda: guard.trained_on("train", "aa" * 32),
     ):
         said.clear()
         work()

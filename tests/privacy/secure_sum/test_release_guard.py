@@ -10,7 +10,7 @@ import pytest
 from secure_federation import NAME, SITES
 
 from fedstrata.privacy.secure_sum.messages import SumName
-from fedstrata.privacy.secure_sum.refusals import AlreadyReleased, AttemptNotHigher, RoundNotNew
+from fedstrata.privacy.secure_sum.refusals import AlreadyReleased, AttemptNotHigher, RoundNotNew, WrongSum
 from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 
 SITE, FIVE, FOUR = SITES[0], SITES[:5], SITES[:4]
@@ -168,10 +168,10 @@ def test_to_allow_a_site_does_not_allow_something_else_under_a_released_name(
 def test_the_clients_of_one_file_are_independent(database: Path, guard: ReleaseGuard) -> None:
     other = ReleaseGuard(database, SITES[1])
     release(guard, named(round=5), CONTENT, FIVE)
-    guard.trained_on(CONTENT)
+    guard.trained_on("train", CONTENT)
     release(other, named(round=4), CONTENT, FOUR)
     release(other, named(round=5), OTHER, FOUR)
-    assert other.trained_on(None) == ""
+    assert other.trained_on("upload", None) == ""
     with pytest.raises(AlreadyReleased):
         release(guard, named(round=6), CONTENT, FOUR)
 
@@ -203,10 +203,20 @@ def test_the_same_shares_leave_as_often_as_they_are_asked_for(guard: ReleaseGuar
 
 
 def test_a_plan_without_tensors_continues_from_the_last_ones(database: Path) -> None:
-    assert ReleaseGuard(database, SITE).trained_on(None) == ""
-    assert ReleaseGuard(database, SITE).trained_on(CONTENT) == CONTENT
-    assert ReleaseGuard(database, SITE).trained_on(None) == CONTENT, (
+    assert ReleaseGuard(database, SITE).trained_on("upload", None) == ""
+    assert ReleaseGuard(database, SITE).trained_on("train", CONTENT) == CONTENT
+    assert ReleaseGuard(database, SITE).trained_on("upload", None) == CONTENT, (
         "also in a process that was started again"
     )
-    assert ReleaseGuard(database, SITE).trained_on(OTHER) == OTHER
-    assert ReleaseGuard(database, SITE).trained_on(None) == OTHER
+    assert ReleaseGuard(database, SITE).trained_on("train", OTHER) == OTHER
+    assert ReleaseGuard(database, SITE).trained_on("upload", None) == OTHER
+
+
+@pytest.mark.parametrize("first", [CONTENT, None], ids=["with", "without"])
+def test_plans_of_a_handler_have_tensors_always_or_never(database: Path, first: str | None) -> None:
+    """Or one without would train from the model as all have it, under the name of the tensors before it."""
+    guard = ReleaseGuard(database, SITE)
+    guard.trained_on("train", first)
+    with pytest.raises(WrongSum):
+        guard.trained_on("train", None if first else CONTENT)
+    assert ReleaseGuard(database, SITES[1]).trained_on("train", None if first else CONTENT) is not None

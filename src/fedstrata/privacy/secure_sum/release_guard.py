@@ -14,7 +14,7 @@ from sqlite3 import Connection
 
 from fedstrata.core.site_database import site_database
 from fedstrata.privacy.secure_sum.messages import SumName
-from fedstrata.privacy.secure_sum.refusals import AlreadyReleased, AttemptNotHigher, RoundNotNew
+from fedstrata.privacy.secure_sum.refusals import AlreadyReleased, AttemptNotHigher, RoundNotNew, WrongSum
 
 _TABLES = (
     # The highest attempt of each sum that was begun.
@@ -27,6 +27,9 @@ _TABLES = (
     "CREATE INDEX IF NOT EXISTS released_content ON released (client, summed)",
     # The tensors that a client has last trained on: a plan without tensors continues from them.
     "CREATE TABLE IF NOT EXISTS trained (client TEXT PRIMARY KEY, tensors TEXT NOT NULL) WITHOUT ROWID",
+    # Whether the plans of a handler have tensors.
+    "CREATE TABLE IF NOT EXISTS plans (client TEXT, handler TEXT, tensors INTEGER NOT NULL, "
+    "PRIMARY KEY (client, handler)) WITHOUT ROWID",
 )
 _CONTENT = (
     "SELECT summed FROM released WHERE client = ? AND run = ? AND round = ? AND handler = ? AND call = ?"
@@ -109,19 +112,35 @@ class ReleaseGuard:
                 (*self._key(name), summed, json.dumps(sorted(own))),
             )
 
-    def trained_on(self, tensors: str | None) -> str:
+    def trained_on(self, handler: str, tensors: str | None) -> str:
         """Returns the hash of the tensors that the client's update is trained from, and stores a new one.
 
         Args:
+            handler: What is summed.
             tensors: Hash of the tensors of the plan that came; None for a plan without tensors, which
                 continues from those of the last plan that had some.
+
+        Raises:
+            WrongSum: Plans of this handler have had tensors and this one has none, or the other way round:
+                without them it might train from the model as all have it, which is a content of its own.
+            SiteDatabaseError: The file cannot be read or written.
         """
         with self._transaction() as connection:
+            row = (self._client, handler, tensors is not None)
+            connection.execute("INSERT OR IGNORE INTO plans VALUES (?, ?, ?)", row)
+            found = connection.execute(
+                "SELECT tensors FROM plans WHERE client = ? AND handler = ?", row[:2]
+            ).fetchone()
+            if bool(found[0]) != row[2]:
+                kinds = ("without tensors", "with tensors")
+                raise WrongSum(
+                    f"plans of {handler} came {kinds[found[0]]} before, and now one came {kinds[row[2]]}"
+                )
             if tensors is not None:
                 connection.execute("INSERT OR REPLACE INTO trained VALUES (?, ?)", (self._client, tensors))
                 return tensors
-            found = connection.execute("SELECT tensors FROM trained WHERE client = ?", (self._client,))
-            return str((found.fetchone() or ("",))[0])
+            last = connection.execute("SELECT tensors FROM trained WHERE client = ?", (self._client,))
+            return str((last.fetchone() or ("",))[0])
 
     def _require(
         self,
