@@ -35,7 +35,7 @@ OF_IDENTITIES = "tests/privacy/test_identity.py"
 OF_COUNTS = "tests/engine/test_secure_attacks.py"
 OF_LYING = "tests/engine/test_lying_clients.py"
 OF_SITES = "tests/engine/test_secure_sites.py"
-OF_SERVERS = "tests/engine/remote/test_lying_server.py"
+OF_SERVERS = "tests/engine/remote/test_lying_sums.py"
 
 MUTANTS = [
     Mutant(
@@ -214,14 +214,18 @@ MUTANTS = [
         [f"{OF_GUARDS}::test_a_plan_without_tensors_continues_from_the_last_ones"],
     ),
     Mutant(
-        "a plan without tensors has a key of its own",
-        [
-            (
-                TURNS,
-                "own = hash_of_frame(frame.encode(Plan(plan.tensors))) if plan.tensors else None",
-                "own = hash_of_frame(frame.encode(Plan(plan.tensors)))",
-            )
-        ],
+        "a plan without tensors is taken for those that came before it",
+        [(GUARD, "if bool(found[0]) != row[2]:", "if False:")],
+        [OF_SERVERS],
+    ),
+    Mutant(
+        "tensors that are what the model has already make another sum",
+        [(TURNS, "if came.shape != own.shape or not came.equal(own):", "if True:")],
+        [OF_SERVERS],
+    ),
+    Mutant(
+        "a model in another dtype is another sum",
+        [(TURNS, "came = plan.tensors[name].to(own.dtype)", "came = plan.tensors[name]")],
         [OF_SERVERS],
     ),
     Mutant(
@@ -237,7 +241,13 @@ MUTANTS = [
     ),
     Mutant(
         "other values beside the same tensors are another sum",
-        [(TURNS, "hash_of_frame(frame.encode(Plan(plan.tensors)))", "hash_of_frame(frame.encode(plan))")],
+        [
+            (
+                TURNS,
+                "hash_of_frame(frame.encode(Plan(changed)))",
+                "hash_of_frame(frame.encode(Plan(changed, plan.values)))",
+            )
+        ],
         [OF_SERVERS],
     ),
     Mutant(
