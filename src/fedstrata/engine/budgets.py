@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,6 @@ from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Workplace
 from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, Problem
-from fedstrata.core.files import private_folder
-from fedstrata.core.settings.privacy import BudgetSettings
-from fedstrata.core.settings.source import Source
 from fedstrata.data.split import units_of
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.privacy import budget_of, budget_terms
@@ -111,50 +107,6 @@ def told(epsilon: float, most: float) -> dict[str, float | None]:
     """Returns what is spent and left of a budget, as a record has it; null where nothing bounds it."""
     bounded = math.isfinite(epsilon)
     return {"spent": epsilon if bounded else None, "left": max(0.0, most - epsilon) if bounded else None}
-
-
-UNLIMITED = "unlimited"
-"""What a site's own configuration has as `privacy.budget` where nothing bounds its runs together."""
-_FILE = "budget.db"
-_SLACK = 1.001
-"""How much more than the epsilon of the run a default budget has: the two are worked out differently."""
-
-
-def takes_no_budget(source: Source) -> bool:
-    """Whether a site's own configuration says that nothing bounds its runs together; the word is removed."""
-    privacy = source.values.get("privacy")
-    if not isinstance(privacy, dict) or privacy.get("budget") != UNLIMITED:
-        return False
-    del privacy["budget"]
-    return True
-
-
-def with_default_budget(experiment: Experiment, client: str, home: Path) -> Experiment:
-    """Returns an experiment of a site with a budget over all its runs, where its own file names none.
-
-    The budget lies in the site's home, and allows for what this run may spend: a server that has several runs
-    spends no more of a patient together.
-
-    Args:
-        experiment: What is run.
-        client: The site.
-        home: Where the site keeps what outlives a run.
-
-    Raises:
-        ConfigurationError: The key of the budget's pseudonyms cannot be made.
-    """
-    privacy, settings = experiment.privacy, experiment.privacy.settings
-    spends = privacy.epsilon(client, privacy.turns) if settings.by_unit else None
-    if settings.budget is not None or not spends or settings.delta is None or settings.unit == "window":
-        return experiment
-    path = home.absolute() / _FILE
-    private_folder(home)
-    if not (key := key_of(path)).exists():
-        PseudonymKey.create(key)
-    most = max(spends, settings.epsilon or 0.0) * _SLACK
-    own = BudgetSettings(path=str(path), epsilon=most, delta=settings.delta)
-    bounded = replace(privacy, settings=settings.model_copy(update={"budget": own}))
-    return replace(experiment, privacy=bounded)
 
 
 class SiteBudget:

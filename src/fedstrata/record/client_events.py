@@ -13,7 +13,10 @@ def line_of(event: str, facts: Mapping[str, Any]) -> str:
     """Returns what is told of an event; nothing if it is not for people."""
     match event:
         case "bounds":
-            told = _bounds(facts)
+            told = (
+                f"this site allows one run of at most {facts['rounds']} rounds, and {facts['scorings']} "
+                "scorings a round"
+            )
         case "joined":
             told = f"joined as {facts['client']}"
         case "hidden":
@@ -38,15 +41,3 @@ def line_of(event: str, facts: Mapping[str, Any]) -> str:
         case _:
             told = ""
     return told
-
-
-def _bounds(facts: Mapping[str, Any]) -> str:
-    """Returns what a site allows in the run that it joins."""
-    told = (
-        f"this site allows one run of at most {facts['rounds']} rounds, and {facts['scorings']} scorings a "
-    )
-    if not facts["private"]:
-        return f"{told}round"
-    if (most := facts["budget"]) is None:
-        return f"{told}round; no budget over runs (privacy.budget: unlimited)"
-    return f"{told}round; over all runs epsilon {most:.4g} at most"

@@ -30,7 +30,7 @@ from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreed import agreed, agreed_hash
-from fedstrata.engine.budgets import SiteBudget, takes_no_budget, with_default_budget
+from fedstrata.engine.budgets import SiteBudget
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.facts import least_survivors
 from fedstrata.engine.prepare import Experiment, prepare_client
@@ -390,13 +390,12 @@ def join_run(
             not allow it, which the server is told.
         FedstrataError: See `RemoteClient.take_part`.
     """
-    guard, told, unlimited = guard or PolicyGuard(), settings_of(False), takes_no_budget(source)
+    guard, told = guard or PolicyGuard(), settings_of(False)
     try:
         source = with_shared(source, told, guard)
         guard.require_settings(check_settings(source).settings)
         experiment = prepare_client(source, client)
         guard.require_experiment(experiment, client)
-        experiment = experiment if unlimited else with_default_budget(experiment, client, home)
     except PolicyError:
         settings_of(True)
         raise
@@ -412,12 +411,6 @@ def join_run(
         runs=runs,
     )
     rounds, most = experiment.settings.federation.rounds, guard.policy
-    own = experiment.privacy.settings
-    bounds = {
-        "rounds": min(rounds, most.rounds or rounds),
-        "scorings": most.scorings,
-        "private": own.by_unit,
-        "budget": None if own.budget is None else own.budget.epsilon,
-    }
+    bounds = {"rounds": min(rounds, most.rounds or rounds), "scorings": most.scorings}
     listen("bounds", bounds)
     remote.take_part(session_of)
