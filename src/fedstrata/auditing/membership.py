@@ -318,7 +318,7 @@ def _unfalsifiable(experiment: Experiment, target: Target) -> Iterator[Problem]:
     if not privacy.spends:
         message = "has no effect on a run without noise, of which nothing is claimed"
         yield Problem("--falsified", f"{target.falsified!r} {message}; give privacy.epsilon, or leave it out")
-    if privacy.budget is not None:
+    if privacy.bounded_by is not None:
         message = "makes a run that spends more of patients than is claimed, against privacy.budget"
         yield Problem("--falsified", f"{target.falsified!r} {message}; leave one of the two out")
 

@@ -76,7 +76,7 @@ class TurnAccount:
         Raises:
             BudgetRefusedError: Nothing was reserved.
         """
-        if (own := privacy.settings.budget) is None:
+        if (own := privacy.settings.bounded_by) is None:
             return None
         return cls(Path(own.path), account_id(folder, turn_of(privacy, client)))
 

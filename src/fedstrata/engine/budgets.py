@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,22 @@ from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Workplace
 from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, Problem
+from fedstrata.core.files import private_folder
+from fedstrata.core.settings.policy import SitePolicy
+from fedstrata.core.settings.privacy import MOST_EPSILON, BudgetSettings
 from fedstrata.data.split import units_of
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.privacy import budget_of, budget_terms
+from fedstrata.engine.privacy import budget_terms
 from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.budgets import budget
 from fedstrata.privacy.budgets.accounts import Request
+from fedstrata.privacy.budgets.events import composed
 from fedstrata.privacy.budgets.pseudonyms import PseudonymKey, key_of
+from fedstrata.privacy.mechanism import Privacy
 from fedstrata.record.log import Listener
+
+BUDGET = "budget.db"
+"""A file in the home of a site: the budget over its runs, unless its own configuration names another."""
 
 
 def room_for(experiment: Experiment) -> Mapping[str, tuple[float, float]]:
@@ -36,7 +45,7 @@ def room_for(experiment: Experiment) -> Mapping[str, tuple[float, float]]:
     Raises:
         ConfigurationError: It would not, or the budget cannot be read.
     """
-    own = budget_of(experiment.privacy.settings)
+    own = experiment.privacy.settings.bounded_by
     if own is None:
         return {}
     terms, path = budget_terms(own, experiment.privacy.settings.unit, apart=False), Path(own.path)
@@ -60,7 +69,7 @@ def reserve(
     Raises:
         ConfigurationError: There is no room for it, or the budget cannot be read.
     """
-    if (own := budget_of(experiment.privacy.settings)) is None:
+    if (own := experiment.privacy.settings.bounded_by) is None:
         return
     terms = budget_terms(own, experiment.privacy.settings.unit, apart=apart)
     requests = _requests(experiment, sites, workplace, apart=apart)
@@ -73,7 +82,7 @@ def end(experiment: Experiment, folder: Path, clients: Sequence[str]) -> None:
     Raises:
         ConfigurationError: The budget cannot be written.
     """
-    own = budget_of(experiment.privacy.settings)
+    own = experiment.privacy.settings.bounded_by
     asked = [each for each in clients if has_account(client_folder(folder, each))]
     if own is not None and asked:
         budget.end(Path(own.path), [_account(experiment, folder, client) for client in asked])
@@ -90,7 +99,7 @@ def spent(experiment: Experiment, sites: Sequence[Site], *, apart: bool = False)
     Raises:
         ConfigurationError: The budget cannot be read.
     """
-    if (own := budget_of(experiment.privacy.settings)) is None:
+    if (own := experiment.privacy.settings.bounded_by) is None:
         return None
     units = {each.client: each.units for each in _requests(experiment, sites, None, apart=apart)}
     found = budget.spent_by(Path(own.path), units, own.delta)
@@ -107,6 +116,54 @@ def told(epsilon: float, most: float) -> dict[str, float | None]:
     """Returns what is spent and left of a budget, as a record has it; null where nothing bounds it."""
     bounded = math.isfinite(epsilon)
     return {"spent": epsilon if bounded else None, "left": max(0.0, most - epsilon) if bounded else None}
+
+
+def with_budget(
+    experiment: Experiment, client: str, home: Path, policy: SitePolicy, listen: Listener
+) -> Experiment:
+    """Returns a site's experiment with the budget over runs that it has unless its own file has another word.
+
+    The cap is what the first run may spend, or the policy's epsilon if that is smaller: no later run raises
+    it. The site's people are told what holds.
+
+    Args:
+        experiment: What `prepare_client` gave.
+        client: The client.
+        home: Where it keeps what outlives a run; `budget.db` and its key lie there.
+        policy: What the site allows.
+        listen: Told which budget holds.
+
+    Raises:
+        ConfigurationError: The budget cannot be read.
+    """
+    privacy = experiment.privacy
+    settings, own = privacy.settings, privacy.settings.bounded_by
+    if not settings.by_unit:
+        return experiment
+    if own is None and settings.budget is None and settings.boundable:
+        path = home.absolute() / BUDGET
+        epsilon, delta = _cap(privacy, client, path, policy)
+        own = BudgetSettings(path=str(path), epsilon=epsilon, delta=delta)
+        if not key_of(path).exists():
+            private_folder(home)
+            PseudonymKey.create(key_of(path))
+        settings = settings.model_copy(update={"budget": own})
+        experiment = replace(experiment, privacy=replace(privacy, settings=settings))
+    why = "it is seeded, without noise or by window, which nothing bounds"
+    why = "privacy.budget is unlimited in this site's configuration" if settings.budget else why
+    listen("budget_over_runs", own.model_dump() if own is not None else {"epsilon": None, "why": why})
+    return experiment
+
+
+def _cap(privacy: Privacy, client: str, path: Path, policy: SitePolicy) -> tuple[float, float]:
+    """Returns the epsilon and the delta of the budget of a site: those that hold already, or the run's."""
+    if path.exists() and (terms := budget.read_budget(path)[0]):
+        return float(terms["epsilon"]), float(terms["delta"])
+    assert privacy.settings.delta is not None  # noqa: S101 - a mechanism has it
+    turn, delta = turn_of(privacy, client), min(privacy.settings.delta, policy.delta or 1.0)
+    reserved = composed([replace(turn, steps=turn.steps * privacy.turns)], delta)
+    most = max(privacy.settings.epsilon or 0.0, reserved)  # no rounding refuses the run itself
+    return min(most, policy.epsilon or MOST_EPSILON, MOST_EPSILON), delta
 
 
 class SiteBudget:
@@ -155,7 +212,7 @@ def _requests(
     experiment: Experiment, sites: Sequence[Site], workplace: Workplace | None, *, apart: bool
 ) -> list[Request]:
     """Returns what a run asks for at each client; of one that has not begun, nothing is known."""
-    privacy, own = experiment.privacy, budget_of(experiment.privacy.settings)
+    privacy, own = experiment.privacy, experiment.privacy.settings.bounded_by
     assert own is not None  # noqa: S101 - asked by whoever calls
     key = PseudonymKey.read(key_of(Path(own.path)))
     by_site = own.disjoint_sites and not apart

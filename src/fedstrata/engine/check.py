@@ -188,9 +188,9 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
         if isinstance(place, str) and Path(place).expanduser().is_dir():
             model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
     privacy = settings.privacy
-    if privacy.budget is not None:
-        path = str(Path(privacy.budget.path).expanduser().absolute())
-        privacy = privacy.model_copy(update={"budget": privacy.budget.model_copy(update={"path": path})})
+    if (own := privacy.bounded_by) is not None:
+        path = str(Path(own.path).expanduser().absolute())
+        privacy = privacy.model_copy(update={"budget": own.model_copy(update={"path": path})})
     return settings.model_copy(update={"data": data, "model": model, "privacy": privacy})
 
 

@@ -235,14 +235,6 @@ def privacy_of(settings: RunSettings, method: Method, layout: Layout | None = No
     return solved_jointly(privacy, rates, turns, sites=sites, numbers=numbers)
 
 
-def budget_of(settings: PrivacySettings) -> BudgetSettings | None:
-    """Returns the budget that holds at this site; none where nothing bounds its runs together.
-
-    It is the configuration's. A site's policy, once there are any, is asked here, and the stricter holds.
-    """
-    return settings.budget
-
-
 def budget_terms(own: BudgetSettings, unit: str, *, apart: bool) -> budget.Terms:
     """Returns what must hold of a budget's file.
 
@@ -273,7 +265,7 @@ def check_budget(settings: PrivacySettings, *, apart: bool = False) -> None:
     Raises:
         ConfigurationError: They are not.
     """
-    if (own := budget_of(settings)) is not None:
+    if (own := settings.bounded_by) is not None:
         budget.room_for(Path(own.path), budget_terms(own, settings.unit, apart=apart), (), own.epsilon)
 
 

@@ -29,7 +29,7 @@ def ray_problems(settings: RunSettings) -> list[Problem]:
     if find_spec(RAY) is None:
         message = "ray is not installed; install it with: pip install 'fedstrata[ray]'"
         problems.append(Problem("workers", message))
-    if settings.privacy.budget is not None:
+    if settings.privacy.bounded_by is not None:
         message = "lies on this machine, and with workers=ray turns begin on others: use workers=auto"
         problems.append(Problem("privacy.budget", message))
     return problems

@@ -27,7 +27,6 @@ from fedstrata.data.degenerate import named
 from fedstrata.engine.budgets import room_for
 from fedstrata.engine.facts import joint_facts
 from fedstrata.engine.prepare import Experiment
-from fedstrata.engine.privacy import budget_of
 from fedstrata.engine.sampling import sample_size
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
@@ -205,7 +204,7 @@ def noise_ratio(noise: float, trainable: int, steps: int) -> float:
 
 
 def _clients(estimate: Estimate, privacy: Privacy) -> dict[str, SitePrivacy]:
-    pooled, own = estimate.experiment.method.pooled, budget_of(privacy.settings)
+    pooled, own = estimate.experiment.method.pooled, privacy.settings.bounded_by
     room = room_for(estimate.experiment)
     return {
         name: SitePrivacy(

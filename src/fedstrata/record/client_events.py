@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from fedstrata.record.privacy import budget_line
+from fedstrata.record.privacy import budget_line, budget_over_runs
 
 TROUBLE = frozenset({"budget_refused", "policy_refused", "turn_failed", "warning"})
 """Events that say that something went wrong."""
@@ -28,8 +28,12 @@ def line_of(event: str, facts: Mapping[str, Any]) -> str:
             told = f"round {facts['round']}: {facts['handler']}"
         case "scoring":
             told = f"scoring the {facts['part']} split"
-        case "budget":
-            told = budget_line(dict(facts["clients"]).popitem()[1], facts)
+        case "budget" | "budget_over_runs":
+            told = (
+                budget_line(dict(facts["clients"]).popitem()[1], facts)
+                if event == "budget"
+                else budget_over_runs(facts)
+            )
         case "kept":
             told = f"what was learnt is in {facts['folder']}"
         case "turn_failed":

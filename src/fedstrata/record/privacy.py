@@ -40,6 +40,18 @@ def budget_line(own: Mapping[str, Any], budget: Mapping[str, Any]) -> str:
     return f"{line}{over_budget(own['spent'], cap)}"
 
 
+def budget_over_runs(facts: Mapping[str, Any]) -> str:
+    """Says which budget over all runs holds at a site, or why none does.
+
+    Args:
+        facts: The budget's settings, or as its `epsilon` null, and `why`.
+    """
+    if facts["epsilon"] is None:
+        return f"no budget bounds what all runs together spend here: {facts['why']}"
+    cap, delta = facts["epsilon"], facts["delta"]
+    return f"all runs together may spend epsilon {cap:g} at delta {delta:g} here, by {facts['path']}"
+
+
 def over_budget(spent: float | None, cap: float) -> str:
     """Returns what is to be added to a line of what is spent that is more than may be; else nothing.
 

@@ -126,11 +126,22 @@ class PrivacySettings(Settings):
         description="Clients whose updates must be in a sum (secure_aggregation), each of which insists on "
         "it; none: more than two thirds of those that began, and 3.",
     )
-    budget: BudgetSettings | None = Field(
+    budget: BudgetSettings | Literal["unlimited"] | None = Field(
         default=None,
-        description="What may be spent over all runs at this site (mechanism local or joint); no bound but "
-        "that of each run by itself if null.",
+        description="What may be spent over all runs at this site (mechanism local or joint). If null, "
+        "fedstrata join keeps one in the site's home, of what the first run may spend, and a simulation has "
+        "none. unlimited: no bound but that of each run by itself.",
     )
+
+    @property
+    def bounded_by(self) -> BudgetSettings | None:
+        """The budget over all runs; none if there is none."""
+        return self.budget if isinstance(self.budget, BudgetSettings) else None
+
+    @property
+    def boundable(self) -> bool:
+        """Whether a budget over runs can count what a run spends (`_unbounded`)."""
+        return self.by_unit and self.spends and self.noise == "secure" and self.unit != "window"
 
     @property
     def spends(self) -> bool:
@@ -200,7 +211,7 @@ class PrivacySettings(Settings):
 
     def _unbounded(self) -> Iterator[str]:
         """Yields why a budget cannot be kept, if it cannot."""
-        if self.budget is None:
+        if self.bounded_by is None:
             return
         if self.mechanism == "none":
             yield "budget: nothing bounds what a run of mechanism 'none' spends; use 'local', or no budget"
@@ -220,8 +231,8 @@ class PrivacySettings(Settings):
             fault := delta_fault(self.delta, most, "units that a client declares")
         ):
             yield f"delta {fault}"
-        if self.budget is not None and self.budget.delta * most >= 1.0:
-            yield f"budget.delta must be below 1/{most}, as delta, not {self.budget.delta:g}"
+        if (own := self.bounded_by) is not None and own.delta * most >= 1.0:
+            yield f"budget.delta must be below 1/{most}, as delta, not {own.delta:g}"
         for name, count in (self.units or {}).items():
             if self.expected_batch is not None and count < self.expected_batch:
                 least = f"expected_batch ({self.expected_batch})"

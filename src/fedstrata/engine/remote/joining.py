@@ -30,7 +30,7 @@ from fedstrata.core.settings.source import Source
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.data.split import PARTS
 from fedstrata.engine.agreed import agreed, agreed_hash
-from fedstrata.engine.budgets import SiteBudget
+from fedstrata.engine.budgets import SiteBudget, with_budget
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.facts import least_survivors
 from fedstrata.engine.prepare import Experiment, prepare_client
@@ -396,6 +396,7 @@ def join_run(
         guard.require_settings(check_settings(source).settings)
         experiment = prepare_client(source, client)
         guard.require_experiment(experiment, client)
+        experiment = with_budget(experiment, client, home, guard.policy, listen)
     except PolicyError:
         settings_of(True)
         raise

@@ -1,0 +1,162 @@
+"""The budget over runs that a site has by default: what it bounds, and that no server can turn it off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from private_client import JOINT, PRIVATE
+from support import TINY
+
+from fedstrata.client.accounts import TurnAccount
+from fedstrata.client.store import home_of
+from fedstrata.client.turn import Done, Order
+from fedstrata.core.errors import BudgetRefusedError, ConfigurationError
+from fedstrata.core.settings.policy import SitePolicy
+from fedstrata.core.settings.source import Source, read_source
+from fedstrata.core.types import Plan
+from fedstrata.engine.budgets import BUDGET, with_budget
+from fedstrata.engine.prepare import Experiment, prepare_client, prepare_server
+from fedstrata.engine.remote.joining import RemoteClient
+from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
+from fedstrata.privacy.budgets.budget import read_budget
+from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
+from fedstrata.record.client_events import line_of
+from fedstrata.wire import frame
+
+SECURE = tuple(each.replace("noise: seeded", "noise: secure") for each in PRIVATE)
+RUNS = tuple(f"{number:016x}" for number in range(1, 9))
+
+
+def experiment_of(*overrides: str) -> Experiment:
+    return prepare_client(read_source(None, [*TINY, *SECURE, *overrides]), "site-1")
+
+
+class SiteOf:
+    """A site with its home, in as many runs as its people accept."""
+
+    def __init__(self, home: Path, *overrides: str, policy: SitePolicy | None = None) -> None:
+        self.home, self.heard = home, list[tuple[str, Mapping[str, Any]]]()
+        own = with_budget(experiment_of(*overrides), "site-1", home, policy or SitePolicy(), self.listen)
+        self.experiment = own
+        self.client = RemoteClient(own, "site-1", home, self.listen, runs=len(RUNS))
+
+    def listen(self, event: str, facts: Mapping[str, Any]) -> None:
+        self.heard.append((event, facts))
+
+    @property
+    def holds(self) -> Mapping[str, Any]:
+        """What its people are told of the budget."""
+        (facts,) = [facts for event, facts in self.heard if event == "budget_over_runs"]
+        return facts
+
+    def turns(self, run: str) -> int:
+        """Takes all turns that a run with this id asks for; returns how many updates it let out."""
+        self.client.enter({"run": run})
+        place, method = self.client._workplace, self.experiment.method
+        plan = frame.encode(Plan(method.start(self.experiment.model).tensors))
+        sent = 0
+        for number in range(1, 3):
+            order = Order("site-1", number, "train", 1, plan)
+            sent += isinstance(place.compute(order, self.client._site), Done)
+        return sent
+
+
+@pytest.mark.claim("budgets#default-budget")
+def test_a_server_with_other_run_ids_gets_no_more_than_one_run(tmp_path: Path) -> None:
+    site = SiteOf(tmp_path / "home")
+    assert site.turns(RUNS[0]) == 2
+    for run in RUNS[1:]:
+        with pytest.raises(BudgetRefusedError):
+            site.turns(run)
+    (account,) = read_budget(tmp_path / "home" / BUDGET)[1].accounts.values()
+    assert account.begun == 2
+    modes = [(tmp_path / "home" / name).stat().st_mode & 0o777 for name in (BUDGET, "budget.key")]
+    assert modes == [0o600, 0o600]
+
+
+def test_another_process_of_the_site_has_the_same_budget_and_no_larger_one(tmp_path: Path) -> None:
+    first = SiteOf(tmp_path)
+    first.turns(RUNS[0])
+    more = SiteOf(tmp_path, "privacy.sigma=0.6", "privacy.delta=0.001")
+    assert more.holds == first.holds
+    with pytest.raises(BudgetRefusedError):
+        more.turns(RUNS[1])
+    assert read_budget(tmp_path / BUDGET)[0]["epsilon"] == repr(first.holds["epsilon"])
+
+
+def test_the_cap_is_that_of_the_run_or_of_a_stricter_policy(tmp_path: Path) -> None:
+    run = SiteOf(tmp_path / "run", "privacy.sigma=null", "privacy.epsilon=6")
+    assert (run.holds["epsilon"], run.holds["delta"]) == (6.0, 0.01)
+    assert run.turns(RUNS[0]) == 2, "the run itself has room"
+    by_sigma = SiteOf(tmp_path / "sigma")
+    assert by_sigma.holds["epsilon"] == pytest.approx(by_sigma.experiment.privacy.epsilon("site-1", 4))
+    strict = SiteOf(tmp_path / "policy", policy=SitePolicy(epsilon=0.5, delta=0.001))
+    assert (strict.holds["epsilon"], strict.holds["delta"]) == (0.5, 0.001)
+    with pytest.raises(BudgetRefusedError):
+        strict.turns(RUNS[0])
+
+
+@pytest.mark.parametrize("own", ["privacy.budget=unlimited", "privacy.noise=seeded", "privacy.unit=window"])
+def test_it_is_off_by_a_word_of_the_sites_own_or_where_nothing_can_be_counted(
+    own: str, tmp_path: Path
+) -> None:
+    heard: list[tuple[str, Mapping[str, Any]]] = []
+    experiment = experiment_of(own, "privacy.units.site-1=99")
+    home = tmp_path / "home"
+    same = with_budget(experiment, "site-1", home, SitePolicy(), lambda *told: heard.append(told))
+    assert same is experiment
+    assert [facts["epsilon"] for _, facts in heard] == [None]
+    assert not home.exists()
+    assert TurnAccount.of(experiment.privacy, "site-1", tmp_path) is None
+
+
+def test_a_run_without_differential_privacy_has_none(tmp_path: Path) -> None:
+    heard: list[tuple[str, Mapping[str, Any]]] = []
+    experiment = prepare_client(read_source(None, [*TINY]), "site-1")
+    same = with_budget(experiment, "site-1", tmp_path, SitePolicy(), lambda *told: heard.append(told))
+    assert same is experiment
+    assert not heard
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_site_keeps_the_budget_that_its_own_file_names(tmp_path: Path) -> None:
+    PseudonymKey.create(tmp_path / "own.key")
+    budget = f"privacy.budget={{path: {tmp_path / 'own.db'}, epsilon: 50, delta: 0.01}}"
+    site = SiteOf(tmp_path / "home", budget)
+    assert site.holds["epsilon"] == 50.0
+    assert [site.turns(run) for run in RUNS[:2]] == [2, 2]
+    assert not (tmp_path / "home" / BUDGET).exists()
+
+
+def test_joint_noise_has_room_for_its_own_run(tmp_path: Path) -> None:
+    settings = [*TINY, *(each.replace("noise: seeded", "noise: secure") for each in JOINT)]
+    experiment = prepare_client(read_source(None, settings), "site-1")
+    own = with_budget(experiment, "site-1", tmp_path, SitePolicy(), lambda *_: None)
+    assert own.privacy.settings.bounded_by is not None
+    assert own.privacy.settings.bounded_by.epsilon >= (own.privacy.epsilon("site-1", own.privacy.turns) or 0)
+
+
+def test_people_are_told_which_of_the_two_holds(tmp_path: Path) -> None:
+    off = SiteOf(tmp_path / "off", "privacy.budget=unlimited")
+    on = SiteOf(tmp_path / "on")
+    lines = [line_of(*each) for site in (on, off) for each in site.heard if each[0] == "budget_over_runs"]
+    assert all(lines)
+    assert lines[0] != lines[1]
+    assert str(tmp_path / "on" / BUDGET) in lines[0]
+    assert home_of(tmp_path, None) == tmp_path
+
+
+def test_no_server_turns_it_off() -> None:
+    names = ["site-1", "site-2", "site-3"]
+    with pytest.raises(ConfigurationError) as caught:
+        prepare_server(read_source(None, [*TINY, *SECURE, "privacy.budget=unlimited"]), names)
+    assert [problem.path for problem in caught.value.problems] == ["privacy.budget"]
+    told = shared_settings(prepare_server(read_source(None, [*TINY, *SECURE]), names))
+    site = {"data": {"format": "synthetic", "types": ["drug"]}, "privacy": {"budget": "unlimited"}}
+    assert with_shared(Source(site, {}), told).values["privacy"]["budget"] == "unlimited"
+    told["settings"]["privacy"]["budget"] = "unlimited"
+    with pytest.raises(Exception, match=r"privacy\.budget"):
+        with_shared(Source({}, {}), told)
