@@ -50,7 +50,7 @@ MUTANTS = [
         [
             (
                 RELEASES,
-                "        if self._account is not None:\n            self._account.begin()\n",
+                "            if self._account is not None:\n                self._account.begin()\n",
                 "",
             ),
             (
@@ -68,8 +68,14 @@ MUTANTS = [
                 RELEASES,
                 "        if self._account is not None:\n            self._account.commit()  # before it is "
                 "finished, from when on it may be sent without a new turn\n"
-                '        self._append("finished", hash=hash_of(self._path("sent")))\n',
-                '        self._append("finished", hash=hash_of(self._path("sent")))\n'
+                "        with site_database(self._record.path, _TABLES) as connection:\n"
+                '            values = hash_of(self._path("sent")), json.dumps(self.unsent), self._number\n'
+                '            connection.execute("UPDATE releases SET sent = ?, unsent = ? WHERE number = ?", '
+                "values)\n",
+                "        with site_database(self._record.path, _TABLES) as connection:\n"
+                '            values = hash_of(self._path("sent")), json.dumps(self.unsent), self._number\n'
+                '            connection.execute("UPDATE releases SET sent = ?, unsent = ? WHERE number = ?", '
+                "values)\n"
                 "        if self._account is not None:\n            self._account.commit()\n",
             )
         ],

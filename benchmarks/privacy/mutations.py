@@ -25,6 +25,7 @@ REPOSITORY = Path(__file__).parents[2]
 PACKAGE = "src/fedstrata"
 CLIPPING, ROWS = "privacy/clipping.py", "privacy/row_gradients.py"
 RANDOMNESS, SAMPLING = "privacy/randomness.py", "privacy/sampling.py"
+CENTRAL, RELEASED, BUDGETS = "privacy/central.py", "privacy/released.py", "engine/budgets.py"
 MECHANISM, RELEASES, TURN = "privacy/mechanism.py", "client/releases.py", "client/turn.py"
 
 OF_CLIPPING = "tests/privacy/test_clipping.py"
@@ -32,6 +33,9 @@ OF_UNITS = "tests/privacy/test_units.py"
 OF_RANDOMNESS = "tests/privacy/test_randomness.py"
 OF_SAMPLING = "tests/privacy/test_sampling.py"
 OF_TURNS = "tests/engine/test_private_turns.py"
+OF_RELEASED = "tests/privacy/test_released.py"
+OF_CENTRAL = "tests/privacy/test_central_noise.py"
+OF_DEFAULT = "tests/engine/remote/test_default_budget.py"
 OF_RUNS = "tests/privacy/test_private_runs.py"
 
 RED = 1
@@ -66,7 +70,7 @@ MUTANTS = [
     ),
     Mutant(
         "turns of other noise are counted by the noise of now",
-        [(RELEASES, "if others := [turn for", "if others := 0 and [turn for")],
+        [(RELEASES, "if others := [noise for", "if others := 0 and [noise for")],
         [f"{OF_TURNS}::test_turns_of_other_noise_are_none_of_the_run"],
     ),
     Mutant(
@@ -76,7 +80,13 @@ MUTANTS = [
     ),
     Mutant(
         "a central round that is stopped once its model is out is free",
-        [("engine/run.py", "self._spent(self.committed + self._under_way)", "self._spent(self.committed)")],
+        [
+            (
+                "engine/run.py",
+                "dict.fromkeys(clients, self._noised.count)",
+                "dict.fromkeys(clients, self.committed)",
+            )
+        ],
         [f"{OF_RUNS}::test_a_round_that_is_stopped_once_its_model_is_out_counts"],
     ),
     Mutant(
@@ -274,7 +284,7 @@ MUTANTS = [
     ),
     Mutant(
         "a killed turn is not spent",
-        [(RELEASES, 'event["event"] == "begun"', 'event["event"] == "finished"')],
+        [(RELEASES, "self._number = self._insert(connection)", "self._number = 1")],
         [f"{OF_TURNS}::test_a_killed_turn_has_spent_what_a_whole_one_spends"],
     ),
     Mutant(
@@ -294,7 +304,7 @@ MUTANTS = [
     ),
     Mutant(
         "turns without end",
-        [(RELEASES, "if spent >= self._allowed:", "if False:")],
+        [(RELEASES, "if (spent := len(begun)) >= self._allowed:", "if (spent := len(begun)) < 0:")],
         [f"{OF_TURNS}::test_a_killed_turn_has_spent_what_a_whole_one_spends"],
     ),
     Mutant(
@@ -304,7 +314,7 @@ MUTANTS = [
     ),
     Mutant(
         "another plan is answered with the same",
-        [(RELEASES, '"plan": plan.sha256()', '"plan": ""')],
+        [(RELEASES, "(*turn, plan.sha256())", '(*turn, "")')],
         [f"{OF_TURNS}::test_a_finished_turn_is_answered_with_what_was_sent_and_no_other_is"],
     ),
     Mutant(
@@ -419,6 +429,88 @@ MUTANTS = [
         "single steps are not counted",
         [("privacy/accounting.py", "if each.steps and each.rate:", "if each.steps > 1 and each.rate:")],
         ["tests/privacy/test_accounting.py::test_at_rate_1_it_is_the_closed_form"],
+    ),
+    Mutant(
+        "what a method sends is not compared with what was released",
+        [
+            (
+                TURN,
+                "private.released.require(self.method, order.handler, plan, update, layout, earlier)",
+                "dict[str, str]()",
+            )
+        ],
+        [f"{OF_RELEASED}::test_tensors_that_no_private_training_has_released_are_refused"],
+    ),
+    Mutant(
+        "gradients without noise lead to something released",
+        [("train/local.py", "client.privacy if gradients is None else None", "client.privacy")],
+        [f"{OF_RELEASED}::test_tensors_that_no_private_training_has_released_are_refused"],
+    ),
+    Mutant(
+        "a model that has moved on is what was released",
+        [(RELEASED, "self._tensors.items() if digest(own) == self.hashes[name]}", "self._tensors.items()}")],
+        [f"{OF_RELEASED}::test_something_else_beside_what_was_released_is_refused"],
+    ),
+    Mutant(
+        "a count of examples leaves as the weight",
+        [(TURN, "if update.weight != due:", "if False:")],
+        [f"{OF_RELEASED}::test_something_else_beside_what_was_released_is_refused"],
+    ),
+    Mutant(
+        "what was left out in one round may be sent in another",
+        [(RELEASES, "if found == number and unsent]", "if unsent]")],
+        [f"{OF_RELEASED}::test_a_later_turn_of_the_round_may_send_what_was_left_out_and_no_other_round_may"],
+    ),
+    Mutant(
+        "a method has the answers of its base for halves of its own",
+        [("core/method.py", "if _depth(cls, question) > changed:", "if False:")],
+        [f"{OF_RELEASED}::test_a_half_of_its_own_needs_an_answer_of_its_own"],
+    ),
+    Mutant(
+        "a run without an id begins the count anew",
+        [(RELEASES, "(run = :run OR run IS NULL OR :run IS NULL)", "run IS :run")],
+        [f"{OF_TURNS}::test_a_turn_without_a_run_id_counts_for_every_run"],
+    ),
+    Mutant(
+        "a noised mean is not recorded",
+        [(CENTRAL, "        self._record(number)\n", "")],
+        [f"{OF_CENTRAL}::test_a_mean_is_recorded_before_it_is_returned"],
+    ),
+    Mutant(
+        "a mean that is noised again is free",
+        [
+            (
+                CENTRAL,
+                'sum(event["event"] == "noised" for event in events) + earlier + resumed',
+                "len(noised) + earlier + resumed",
+            )
+        ],
+        [f"{OF_CENTRAL}::test_every_mean_that_was_noised_is_charged"],
+    ),
+    Mutant(
+        "noised means without end",
+        [(CENTRAL, "if self.count >= self._privacy.turns:", "if False:")],
+        [f"{OF_CENTRAL}::test_a_mean_beyond_what_the_noise_allows_for_is_not_drawn"],
+    ),
+    Mutant(
+        "seeded noise has a finite epsilon",
+        [(MECHANISM, "return None if seeded else self", "return self")],
+        [f"{OF_TURNS}::test_sigma_is_solved_for_all_steps_of_all_turns_and_spare_ones"],
+    ),
+    Mutant(
+        "a site has no budget over runs by default",
+        [(BUDGETS, "if own is None and settings.budget is None and settings.boundable:", "if False:")],
+        [f"{OF_DEFAULT}::test_a_server_with_other_run_ids_gets_no_more_than_one_run"],
+    ),
+    Mutant(
+        "the budget by default is that of each process",
+        [("engine/remote/joining.py", "experiment = with_budget(", "with_budget(")],
+        [f"{OF_DEFAULT}::test_whoever_joins_has_it"],
+    ),
+    Mutant(
+        "a later run raises the cap of the budget by default",
+        [(BUDGETS, "(terms := budget.read_budget(path)[0])", "(terms := {})")],
+        [f"{OF_DEFAULT}::test_another_process_of_the_site_has_the_same_budget_and_no_larger_one"],
     ),
 ]
 

@@ -66,6 +66,7 @@ def test_an_update_has_noised_tensors_and_declared_numbers_alone(
         assert secure.spent(turns) == {site: {"turns": number, "epsilon": expected} for site in turns}
 
 
+@pytest.mark.claim("differential_privacy#seeded-epsilon")
 @pytest.mark.parametrize("spare", [0, 2])
 def test_sigma_is_solved_for_all_steps_of_all_turns_and_spare_ones(spare: int) -> None:
     more = ("privacy.sigma=null", "privacy.epsilon=5", f"privacy.spare_turns={spare}")

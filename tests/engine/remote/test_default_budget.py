@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from private_client import JOINT, PRIVATE
@@ -19,7 +19,7 @@ from fedstrata.core.settings.source import Source, read_source
 from fedstrata.core.types import Plan
 from fedstrata.engine.budgets import BUDGET, with_budget
 from fedstrata.engine.prepare import Experiment, prepare_client, prepare_server
-from fedstrata.engine.remote.joining import RemoteClient
+from fedstrata.engine.remote.joining import RemoteClient, join_run
 from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
 from fedstrata.privacy.budgets.budget import read_budget
 from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
@@ -75,6 +75,29 @@ def test_a_server_with_other_run_ids_gets_no_more_than_one_run(tmp_path: Path) -
     assert account.begun == 2
     modes = [(tmp_path / "home" / name).stat().st_mode & 0o777 for name in (BUDGET, "budget.key")]
     assert modes == [0o600, 0o600]
+
+
+class NotReachableError(Exception):
+    """The server cannot be reached."""
+
+
+def test_whoever_joins_has_it(tmp_path: Path) -> None:
+    """By what a server says of a run, as `fedstrata join` does."""
+    names, joined = ["site-1", "site-2", "site-3"], list[RemoteClient]()
+    told = shared_settings(prepare_server(read_source(None, [*TINY, *SECURE]), names))
+
+    def session_of(remote: RemoteClient) -> NoReturn:
+        joined.append(remote)
+        raise NotReachableError
+
+    data = {"format": "synthetic", "synthetic": {"sites": 3, "notes": 12}, "types": ["drug"]}
+    own = {"data": data, "model": dict(told["settings"]["model"])}
+    with pytest.raises(NotReachableError):
+        join_run(Source(own, {}), "site-1", lambda _: told, session_of, tmp_path, lambda *_: None)
+    (remote,) = joined
+    budget = remote._workplace.privacy.settings.bounded_by
+    assert budget is not None
+    assert Path(budget.path) == tmp_path / BUDGET
 
 
 def test_another_process_of_the_site_has_the_same_budget_and_no_larger_one(tmp_path: Path) -> None:
