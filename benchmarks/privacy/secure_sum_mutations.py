@@ -210,7 +210,7 @@ MUTANTS = [
     ),
     Mutant(
         "what a client has last trained on is forgotten",
-        [(GUARD, 'return str((found.fetchone() or ("",))[0])', 'return ""')],
+        [(GUARD, 'return str((last.fetchone() or ("",))[0])', 'return ""')],
         [f"{OF_GUARDS}::test_a_plan_without_tensors_continues_from_the_last_ones"],
     ),
     Mutant(
