@@ -26,12 +26,16 @@ PACKAGE = "src/fedstrata"
 CLIPPING, ROWS = "privacy/clipping.py", "privacy/row_gradients.py"
 RANDOMNESS, SAMPLING = "privacy/randomness.py", "privacy/sampling.py"
 CENTRAL, RELEASED, BUDGETS = "privacy/central.py", "privacy/released.py", "engine/budgets.py"
+SITE_POLICY, SHARED_SETTINGS, JOINED_RUNS = (
+    f"engine/remote/{name}.py" for name in ("site_policy", "shared_settings", "joined_runs")
+)
 MECHANISM, RELEASES, TURN = "privacy/mechanism.py", "client/releases.py", "client/turn.py"
 
 OF_CLIPPING = "tests/privacy/test_clipping.py"
 OF_UNITS = "tests/privacy/test_units.py"
 OF_RANDOMNESS = "tests/privacy/test_randomness.py"
 OF_SAMPLING = "tests/privacy/test_sampling.py"
+OF_JOINS = "tests/engine/remote/test_lying_joins.py"
 OF_TURNS = "tests/engine/test_private_turns.py"
 OF_RELEASED = "tests/privacy/test_released.py"
 OF_CENTRAL = "tests/privacy/test_central_noise.py"
@@ -58,6 +62,31 @@ class Mutant:
 
 
 MUTANTS = [
+    Mutant(
+        "the server may have noise that it can draw again",
+        [(SHARED_SETTINGS, "            *_repeatable_noise(said, source.values),\n", "")],
+        [f"{OF_JOINS}::test_noise_that_the_server_can_draw_again_needs_the_own_file_of_the_site"],
+    ),
+    Mutant(
+        "a policy that demands an epsilon takes noise that protects nothing",
+        [(SITE_POLICY, 'if privacy.noise == "seeded":', "if False:")],
+        [f"{OF_JOINS}::test_noise_that_the_server_can_draw_again_needs_the_own_file_of_the_site"],
+    ),
+    Mutant(
+        "a site takes part in any run that the server names",
+        [(JOINED_RUNS, "if len(known) >= self._runs:", "if False:")],
+        [f"{OF_JOINS}::test_a_site_takes_part_in_one_run"],
+    ),
+    Mutant(
+        "scoring is bound by no round of a policy",
+        [(SITE_POLICY, "if order.round > most:", "if of_method and order.round > most:")],
+        [f"{OF_JOINS}::test_every_bound_holds_for_scoring"],
+    ),
+    Mutant(
+        "a round is scored as often as the server likes",
+        [(SITE_POLICY, "if counts and not runs.may_score(", "if False and not runs.may_score(")],
+        [f"{OF_JOINS}::test_scorings_of_a_round_are_bounded"],
+    ),
     Mutant(
         "units of a step do without different blocks",
         [(CLIPPING, "feed, lambda: active, tally)", "feed, leave_out, tally)")],

@@ -162,6 +162,20 @@ def test_a_model_that_was_scored_last_is_not_scored_again_with_other_sites(
     assert not told
 
 
+def test_a_resumed_server_does_not_count_the_same_model_with_other_sites(
+    sites: dict[str, RemoteClient], tmp_path: Path
+) -> None:
+    told: Told = []
+    before = Here(tmp_path, sites, told)
+    first = before.scores(1)
+    resumed = Here(tmp_path, sites, told, before.sums)
+    assert resumed.counting is not None
+    resumed.counting.load(1, 1)  # type: ignore[attr-defined]
+    resumed.away = {"site-2"}
+    assert resumed.scores(2) == first
+    assert not told
+
+
 def test_a_sum_that_a_killed_server_left_is_used_though_one_of_its_sites_is_not_back(
     sites: dict[str, RemoteClient], tmp_path: Path
 ) -> None:

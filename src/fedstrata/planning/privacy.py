@@ -314,7 +314,12 @@ def sum_warnings(experiment: Experiment) -> Iterator[str]:
             f"federation.sample is {share:g}: where clients of two rounds differ by few, their sums can be "
             "subtracted from each other, which masks do not hinder; let all take part, or add noise"
         )
-    if threshold_of(asked) == asked:
+    if asked < (needed := threshold_of(clients)):
+        yield (
+            f"federation.sample draws {asked} of {clients} clients, and each of them demands {needed} in a "
+            "sum: the run is refused before its first round"
+        )
+    elif threshold_of(asked) == asked:
         yield (
             f"a secure sum of {asked} clients needs all of them: one that drops out costs the round. Four "
             "clients bear one that does"
