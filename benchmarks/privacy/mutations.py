@@ -514,7 +514,7 @@ MUTANTS = [
                 "len(noised) + earlier + resumed",
             )
         ],
-        [f"{OF_CENTRAL}::test_every_mean_that_was_noised_is_charged"],
+        [f"{OF_RUNS}::test_a_noised_round_that_is_begun_again_is_spent_again"],
     ),
     Mutant(
         "noised means without end",

@@ -114,15 +114,18 @@ def test_a_model_is_known_by_its_hash_which_a_refusal_names(tmp_path: Path) -> N
 
 
 def test_an_epsilon_is_that_of_all_turns_that_the_noise_allows(tmp_path: Path) -> None:
-    experiment = prepare_client(read_source(None, [*TINY, *PRIVATE]), "site-1")
+    experiment = prepare_client(read_source(None, [*TINY, *NOISED]), "site-1")
     spends = experiment.privacy.epsilon("site-1", experiment.privacy.turns)
     assert spends is not None
     guard(tmp_path, f"epsilon: {spends}").require_experiment(experiment, "site-1")
     with pytest.raises(PolicyError, match="epsilon: at most 1 here, and the run spends up to"):
         guard(tmp_path, "epsilon: 1").require_experiment(experiment, "site-1")
-    quiet = prepare_client(read_source(None, [*TINY, *PRIVATE, "privacy.sigma=0"]), "site-1")
+    quiet = prepare_client(read_source(None, [*TINY, *NOISED, "privacy.sigma=0"]), "site-1")
     with pytest.raises(PolicyError, match="the run spends without bound"):
         guard(tmp_path, "epsilon: 1").require_experiment(quiet, "site-1")
+    seeded = prepare_client(read_source(None, [*TINY, *PRIVATE]), "site-1")
+    with pytest.raises(PolicyError, match="the run spends without bound"):
+        guard(tmp_path, "epsilon: 1000").require_experiment(seeded, "site-1")
 
 
 class Joined:
