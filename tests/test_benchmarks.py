@@ -245,12 +245,12 @@ def test_what_is_disturbed_ends_as_if_nobody_had(
 def test_a_documented_cost_of_a_hostile_site_is_no_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "reliability")
     hostile = importlib.import_module("hostile")
-    round_lost, site_lost = (hostile.Loss(kind, "") for kind in ("round abandoned", "site left out"))
+    ended, left_out = (hostile.Loss(kind, "") for kind in ("run ended", "site left out"))
     costly = hostile.CASES["false shares"]
-    assert hostile.is_documented(costly, [round_lost])
-    assert not hostile.is_documented(costly, [round_lost, round_lost])
-    assert not hostile.is_documented(costly, [round_lost, site_lost])
-    assert not hostile.is_documented(hostile.CASES["garbled shares"], [round_lost])
+    assert hostile.is_documented(costly, [ended])
+    assert not hostile.is_documented(costly, [ended, ended])
+    assert not hostile.is_documented(costly, [ended, left_out])
+    assert not hostile.is_documented(hostile.CASES["garbled shares"], [ended])
     named = {each.claim for case in hostile.CASES.values() for each in (case, case.cost) if each}
     for claim in named:
         page, _, anchor = claim.partition("#")
