@@ -19,7 +19,7 @@ from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.errors import BudgetRefusedError
 from fedstrata.core.handlers import INPUT
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.site_database import SITE_DATABASE
+from fedstrata.core.site_database import SITE_DATABASE, site_database
 from fedstrata.core.types import JSON, Plan, Update
 from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.prepare import prepare_client
@@ -132,7 +132,9 @@ def test_a_site_without_room_in_its_budget_drops_out_before_a_sum_begins(tmp_pat
         ask(KEYS, terms())
     folder = tmp_path / "home" / "clients" / "site-1"
     assert [line["handler"] for line in read_ledger(folder / LEDGER)] == [""], "what it joined with"
-    assert not (tmp_path / "home" / SITE_DATABASE).exists()
+    with site_database(tmp_path / "home" / SITE_DATABASE, ()) as database:
+        made = {row[0] for row in database.execute("SELECT name FROM sqlite_master")}
+    assert "sums" not in made, "no sum was begun"
 
 
 COUNTS: Mapping[str, JSON] = {"name": "counts", "shape": [12, 3], "bound": 1.0}
