@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.messages import NoiseTerms
 from fedstrata.privacy.skellam import SkellamMechanism, epsilon_of
+from fedstrata.record.log import read_events
 
 SITES = ("site-1", "site-2", "site-3", "site-4")
 JOINT = (
@@ -166,15 +168,16 @@ def test_noise_for_an_epsilon_is_enough_for_all_turns_that_are_allowed() -> None
 
 @pytest.mark.slow
 def test_a_round_whose_sum_is_never_unmasked_has_spent_as_much(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     failing(monkeypatch, "unmask", "site-1", "site-2")
-    run = run_tiny(*JOINT, "privacy.spare_turns=0")
-    assert [event["abandoned"] for event in run.of("round")] == [True, True]
-    turns = [{own["turns"] for own in event["privacy"]["clients"].values()} for event in run.of("round")]
-    assert turns == [{1}, {2}]
-    start = prepare(read_source(None, [*TINY, *JOINT])).model.snapshot(run.state.tensors)
-    assert_same_tensors(run.state.tensors, start)
+    with pytest.raises(ClientsLostError):
+        run_tiny(*JOINT, "privacy.spare_turns=0")
+    events = read_events(tmp_path / "run" / "record.jsonl")
+    spent = [event for event in events if event["event"] == "privacy"]
+    assert spent
+    assert {own["turns"] for event in spent for own in event["clients"].values()} == {1}
+    assert not [event for event in events if event["event"] == "round"], "the run has stopped"
 
 
 class Killed(BaseException):
@@ -236,18 +239,18 @@ def test_no_site_takes_its_noise_from_the_server(
 def test_a_roster_too_small_for_its_colluders_gets_no_sum(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of six sites with two colluders four answer: then t = 3, and a sum of four bears one."""
-    failing(monkeypatch, "keys", "site-5", "site-6")
+    """Of six sites with three colluders five answer: then t = 4, and a sum of five bears two."""
+    failing(monkeypatch, "keys", "site-6")
     units = ", ".join(f"site-{number}: 8" for number in range(1, 7))
-    more = ("data.synthetic.sites=6", f"privacy.units={{{units}}}", "privacy.colluders=2")
+    more = ("data.synthetic.sites=6", f"privacy.units={{{units}}}", "privacy.colluders=3")
     run = run_tiny(*JOINT, *more, "federation.rounds=1")
     (event,) = run.of("round")
     assert event["abandoned"]
     assert event["secure_aggregation"]["refused"] == "TooFewSites"
-    assert {lost["client"] for lost in run.of("client_failed")} == {"site-5", "site-6"}
+    assert {lost["client"] for lost in run.of("client_failed")} == {"site-6"}
     assert {own["turns"] for own in event["privacy"]["clients"].values()} == {0}
     monkeypatch.setattr(masked_sums, "require_carriers", lambda roster, noise: None)
-    with pytest.raises(ClientsLostError, match=r"site-1: TooFewSites.*allows for 2 colluders"):
+    with pytest.raises(ClientsLostError, match=r"site-1: TooFewSites.*allows for 3 colluders"):
         run_tiny(*JOINT, *more, "federation.rounds=1", out="deceived")
 
 
