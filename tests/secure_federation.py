@@ -48,8 +48,8 @@ class NoGuard(ReleaseGuard):
     def __init__(self) -> None:
         super().__init__(Path("none"), "none")
 
-    def begin(self, name: SumName) -> None:
-        pass
+    def begin(self, name: SumName) -> bool:
+        return False
 
     def require_same(self, name: SumName, summed: str, sites: Collection[str]) -> None:
         pass

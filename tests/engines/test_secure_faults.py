@@ -40,7 +40,6 @@ MOMENTS = {
     "secure/input": "mask",
     "secure/consistency": "sign",
     "secure/unmask": "unmask",
-    "secure/unmask:2": "unmask",
 }
 """Before which exchange of a round a site is killed, and what answers to it."""
 
@@ -54,33 +53,17 @@ JOINT = (
 )
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, site: str, moments: Sequence[str], first: str) -> None:
-    """Lets a simulated client fail in the exchanges in which one between processes is killed, by round.
-
-    Args:
-        monkeypatch: Takes it back.
-        site: The client.
-        moments: Of each round.
-        first: Ends the name of the sum that is unmasked first.
-    """
+def failing(monkeypatch: pytest.MonkeyPatch, site: str, moments: Sequence[str]) -> None:
+    """Lets a simulated client fail in the exchanges in which one between processes is killed, by round."""
     for number, moment in enumerate(moments, start=1):
-        exchange = MOMENTS[moment]
-        answer, sum_ = getattr(SumClient, exchange), "" if moment.endswith(":2") else first
+        answer = getattr(SumClient, MOMENTS[moment])
 
-        def fails(
-            client: SumClient, *said: Any, answer: Any = answer, number: int = number, own: str = sum_
-        ) -> Any:
-            both = exchange_of(answer) != "unmask" or client._name.handler == f"train{own}"
-            if (client._site, client._name.round) == (site, number) and both:
+        def fails(client: SumClient, *said: Any, answer: Any = answer, number: int = number) -> Any:
+            if (client._site, client._name.round) == (site, number):
                 raise OSError(5, "gone")
             return answer(client, *said)
 
-        fails.__name__ = exchange
-        monkeypatch.setattr(SumClient, exchange, fails)
-
-
-def exchange_of(answer: Any) -> str:
-    return str(answer.__name__)
+        monkeypatch.setattr(SumClient, MOMENTS[moment], fails)
 
 
 def sums(events: Any) -> list[Any]:
@@ -94,12 +77,12 @@ def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
 ) -> None:
     """The others sum what they do in a simulation; what has lost its session counts if it has sent.
 
-    With joint noise there is one sum, and the others have the shares of noise of a sum of three.
+    With joint noise the others have the shares of noise of a sum of three.
     """
-    moments = list(MOMENTS)[: -1 if joint else None]
+    moments = list(MOMENTS)
     overrides = (*(JOINT if joint else SECURE), f"federation.rounds={len(moments) + 1}")
     with monkeypatch.context() as patched:
-        failing(patched, "site-2", moments, "" if joint else "/saturated")
+        failing(patched, "site-2", moments)
         local = run_tiny(*overrides)
     give_identities(tmp_path / "served", SITES)
     run = served(
@@ -174,11 +157,11 @@ def require_something_learnt(scores: Mapping[str, float]) -> None:
 def test_a_server_that_is_killed_finishes_the_sum_of_scores(
     run_tiny: RunTiny, clients: Clients, tmp_path: Path
 ) -> None:
-    """Eight shares are of the round's two sums; of validation scores there are four, and of test scores."""
+    """Four shares are of the round's sum; of validation scores there are four, and of test scores."""
     local = run_tiny(*SCORED)
     with federation(tmp_path / "served", clients, *SCORED) as own:
         sites = [own.site(client) for client in SITES]
-        for moment in ("take:10", "take:5"):  # 2 are left of the validation scores
+        for moment in ("take:6", "take:5"):  # 3 are left of the validation scores
             assert own.server(moment) == -signal.SIGKILL
         assert own.server() == 0
         assert [site.wait() for site in sites] == [0] * 4
@@ -277,15 +260,14 @@ def assert_same_as(local: Finished, own: Federation, rounds: int) -> None:
 def test_a_server_that_is_killed_finishes_the_sum_with_the_sites_that_are_still_there(
     run_tiny: RunTiny, clients: Clients, tmp_path: Path
 ) -> None:
-    """Before the signatures, in the first sum, between the two, in the second, and after both."""
+    """Before the signatures, while shares come, and when all are there."""
     rounds = "federation.rounds=4"
     local = run_tiny(*SECURE, rounds)
     deaths = (
         "prove:1",  # of round 1, which is begun anew: no share has left
-        "take:2",  # of round 1, one share of the first sum has come
-        "take:12",  # 7 are left of round 1; of round 2 all of the first sum, and none of the second
-        "take:11",  # 4 are left of round 2; of round 3 two of the second sum
-        "save:2",  # round 3 is committed; of round 4 all shares are there
+        "take:2",  # of round 1, one share has come
+        "take:6",  # 3 are left of round 1; of round 2 two have come
+        "save:2",  # 2 are left of round 2, which is committed; of round 3 all shares are there
     )
     with federation(tmp_path / "served", clients, *SECURE, rounds) as own:
         sites = [own.site(client) for client in SITES]
@@ -298,9 +280,11 @@ def test_a_server_that_is_killed_finishes_the_sum_with_the_sites_that_are_still_
         assert_same_as(local, own, 4)
 
 
-def test_a_sum_is_given_up_if_too_few_sites_still_have_what_they_have_begun(
-    clients: Clients, tmp_path: Path
+@pytest.mark.claim("secure_aggregation#never-abandoned")
+def test_a_sum_is_made_again_with_the_same_sites_if_too_few_still_have_what_they_have_begun(
+    run_tiny: RunTiny, clients: Clients, tmp_path: Path
 ) -> None:
+    local = run_tiny(*SECURE)
     with federation(tmp_path / "served", clients, *SECURE) as own:
         sites = {client: own.site(client) for client in SITES}
         assert own.server("take:2") == -signal.SIGKILL
@@ -308,7 +292,6 @@ def test_a_sum_is_given_up_if_too_few_sites_still_have_what_they_have_begun(
             sites[client].end()
             own.site(client)
         assert own.server() == 0
-        given_up, made = own.rounds()
-        assert (given_up["abandoned"], made["abandoned"]) == (True, False)
-        assert [each["refused"] for each in sums(own.rounds())] == ["NotFinished", None]
-        assert sums(own.rounds())[1]["survivors"] == list(SITES)
+        assert [event["abandoned"] for event in own.rounds()] == [False, False]
+        assert [each["survivors"] for each in sums(own.rounds())] == [list(SITES)] * 2
+        assert_same_as(local, own, 2)

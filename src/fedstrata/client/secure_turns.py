@@ -247,6 +247,8 @@ class SecureTurns:
         if hash_of_frame(sent) != session.terms.plan:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
         session.client.require_new(self._summed(order.client, session.terms, plan), sharers)
+        if session.client.again and plan.tensors and not session.terms.counts:
+            self._workplace.store(order.client, order.round).discard()  # what it learnt for that attempt
 
         def mask(trained: Update, private: UnitGradients | None) -> Update:
             if session.terms.counts:

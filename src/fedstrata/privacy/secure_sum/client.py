@@ -106,6 +106,8 @@ class SumClient:
         self._sharers: tuple[str, ...] = ()
         self._survivors: Survivors | None = None
         self._summed = subject.plan
+        self.again = False
+        """Whether another attempt of the sum was begun here before, for which the site may have trained."""
         self.refusals: dict[str, SecureSumRefusal] = {}
         """Sites whose keys or shares were refused, and why; the message is for this site's people."""
 
@@ -117,7 +119,7 @@ class SumClient:
             AttemptNotHigher: The attempt, or a higher one, was begun before.
         """
         self._require("keys")
-        self._guard.begin(self._name)
+        self.again = self._guard.begin(self._name)
         self._next = "shares"
         self._mask_key, self._share_key = X25519PrivateKey.generate(), X25519PrivateKey.generate()
         self._seed = os.urandom(SECRET_BYTES)

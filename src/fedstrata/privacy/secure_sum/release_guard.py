@@ -49,8 +49,8 @@ class ReleaseGuard:
     def __init__(self, path: Path, client: str, allowed: Collection[str] = ()) -> None:
         self._path, self._client, self._allowed = path, client, frozenset(allowed)
 
-    def begin(self, name: SumName) -> None:
-        """Records durably that an attempt begins.
+    def begin(self, name: SumName) -> bool:
+        """Records durably that an attempt begins; returns whether one of the same sum was begun before.
 
         Raises:
             RoundNotNew: A later round of this run was released here, and this sum was not.
@@ -74,6 +74,7 @@ class ReleaseGuard:
             connection.execute(
                 "INSERT OR REPLACE INTO sums VALUES (?, ?, ?, ?, ?, ?)", (*self._key(name), name.attempt)
             )
+        return attempt >= 0
 
     def require_same(self, name: SumName, summed: str, sites: Collection[str]) -> None:
         """Checks before anything is trained that a sum with these sites can still be released.
