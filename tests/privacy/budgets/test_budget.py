@@ -5,17 +5,18 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fedstrata.client import releases
 from fedstrata.client.accounts import TOKEN, TurnAccount, account_id
 from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.store import ClientStore
+from fedstrata.core import site_database
 from fedstrata.core.errors import BudgetRefusedError, ConfigurationError
 from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.core.types import Plan, Update
@@ -214,10 +215,17 @@ class Site:
         """Runs in a process of its own until a step; returns how that ended."""
 
         def run() -> None:
-            append = releases.RecordLog.append
-            account = TurnAccount.begin, TurnAccount.commit
-            # Between the writing of one file and of the next as well.
-            releases.RecordLog.append = lambda log, *a, **k: (self.step(), append(log, *a, **k))[1]  # type: ignore[method-assign]
+            transaction, account = site_database.transaction, (TurnAccount.begin, TurnAccount.commit)
+
+            @contextmanager
+            def stepping(connection: sqlite3.Connection) -> Iterator[None]:
+                before = connection.total_changes
+                with transaction(connection):
+                    yield
+                    if connection.total_changes > before:
+                        self.step()  # between the writing of one file and of the next as well
+
+            site_database.transaction = stepping
             TurnAccount.begin = lambda own: (account[0](own), self.step())[0]  # type: ignore[method-assign]
             TurnAccount.commit = lambda own: (self.step(), account[1](own))[1]  # type: ignore[method-assign]
             self.left = steps
