@@ -262,7 +262,7 @@ def test_a_served_site_refuses_by_its_own_budget_and_says_no_more_than_that(
     served(tmp_path / "one", clients, *site, own=[own])
     assert [(each.begun, each.committed, each.ended) for each in accounts(path)] == 3 * [(2, 2, True)]
     assert "budget" in (tmp_path / "one" / "site-1.txt").read_text().split()
-    with pytest.raises(Exception, match="no room for this run") as caught:
+    with pytest.raises(Exception, match="BudgetRefusedError") as caught:
         served(tmp_path / "two", clients, *site, own=[own])
     for told in (str(caught.value), (tmp_path / "two" / "run" / "record.jsonl").read_text()):
         assert "would have spent" not in told

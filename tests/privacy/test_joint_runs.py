@@ -161,7 +161,7 @@ def test_noise_for_an_epsilon_is_enough_for_all_turns_that_are_allowed() -> None
     asked = [*TINY, *JOINT, "privacy.sigma=null", "privacy.epsilon=2"]
     privacy = prepare(read_source(None, asked)).privacy
     assert privacy.turns == 4
-    spent = privacy.epsilon("site-1", privacy.turns)
+    spent = privacy.nominal_epsilon("site-1", privacy.turns)
     assert spent is not None
     assert 1.9 < spent <= 2.0
 
