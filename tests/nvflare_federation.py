@@ -101,6 +101,8 @@ class NVFlareFederation(NVFlareKits):
         folder.mkdir(parents=True, exist_ok=True)
         values = read_source(None, [*TINY, *overrides]).values
         own = {name: values.pop(name) for name in ("data", "partition") if name in values}
+        if values.get("privacy", {}).get("noise") == "seeded":  # which no site takes from a server alone
+            own["privacy"] = {"noise": "seeded"}
         (folder / "site.yaml").write_text(json.dumps(own))  # which is YAML too
         (folder / "run.yaml").write_text(json.dumps({**values, "data": own["data"]}))
         for client in self.clients:
