@@ -126,13 +126,17 @@ class RemoteEngine(Engine):
         counts = client in self._delivered and client not in self._at_work
         delivered = self._under_way if counts else None
         rounds = [number for number in self._counted.get(client, ()) if number <= self._committed]
-        settings = {path: value for path, value in agreed(self._experiment).items() if path in SESSION}
         return {
             "run": self.id,
             "counted": max(rounds, default=0),
             "delivered": delivered,
-            "settings": settings,
+            "settings": self._session_settings,
         }
+
+    @cached_property
+    def _session_settings(self) -> dict[str, JSON]:
+        """The values of `SESSION`, worked out once: what is agreed holds a hash of the tokenizer."""
+        return {path: value for path, value in agreed(self._experiment).items() if path in SESSION}
 
     @cached_property
     def whole(self) -> Model:
