@@ -50,6 +50,7 @@ SCHEMA = {
         "models_bytes",
         "releases_bytes",
         "ledgers_bytes",
+        "sums_bytes",
         "record_bytes",
         "report_bytes",
         "free_bytes",

@@ -191,10 +191,9 @@ def test_any_run_is_planned_as_it_then_runs(
     cached = sum(event["bytes"] for event in run.of("cache"))  # removed at the end
     assert plan.disk["bytes"] == pytest.approx(held + cached, rel=0.1)
     assert plan.disk["caches_bytes"] == pytest.approx(cached, rel=0.1)
-    if plan.secure_aggregation is not None:  # whose exchanges have lines of their own in the ledgers
-        return
-    ledgers = sum(path.stat().st_size for path in run.folder.glob("clients/*/egress.jsonl"))
-    assert plan.disk["ledgers_bytes"] == pytest.approx(ledgers, rel=0.1)
+    written = ["egress.jsonl", *(["witnessed.jsonl", "site.sqlite"] if plan.secure_aggregation else [])]
+    kept = sum(path.stat().st_size for name in written for path in run.folder.glob(f"clients/*/{name}"))
+    assert plan.disk["ledgers_bytes"] + plan.disk["sums_bytes"] == pytest.approx(kept, rel=0.1)
 
 
 @pytest.mark.parametrize(("chance", "summed"), [(0.5, ()), pytest.param(0.25, SUMMED, marks=SLOW)])

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, reduce
-from importlib import import_module
+from importlib import import_module, invalidate_caches
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -197,6 +197,7 @@ def _imported(reference: str) -> Any:
     module, _, path = reference.partition(":")
     if Plugins.searches_here and (folder := str(Path.cwd())) not in sys.path:
         sys.path.append(folder)
+    invalidate_caches()  # a module may have been written since its folder was last read
     return reduce(getattr, path.split("."), import_module(module))
 
 

@@ -31,6 +31,7 @@ FILES = {
     "models_bytes": "saved models",
     "releases_bytes": "updates kept to be sent again",
     "ledgers_bytes": "ledgers of what was sent",
+    "sums_bytes": "records of secure aggregation",
 }
 
 

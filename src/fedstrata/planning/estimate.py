@@ -307,10 +307,11 @@ class Estimate:
             "stores_bytes": measured.store_bytes * versions,
             "caches_bytes": min(self.cache_bytes, int(self.training.cache_gigabytes * 1e9)),
             "models_bytes": measured.model_bytes * self._models,
-            "releases_bytes": round(measured.release_bytes * len(self.turns) + measured.turn_bytes * turns),
+            "releases_bytes": measured.release_bytes * len(self.turns),
             "ledgers_bytes": round(
                 measured.ledger_bytes * turns + measured.ledger_bytes_said * self._trained_tokens
             ),
+            "sums_bytes": 0 if self._sums is None else self._sums.kept,
             "record_bytes": round(record),
             "report_bytes": REPORT_BYTES + REPORT_BYTES_OF_CLIENT * clients,
         }

@@ -74,8 +74,7 @@ class Rehearsed:
         store_bytes: Size of one version of a client's private store.
         cache_bytes: What else a client that trained on the typical examples keeps in its folder.
         model_bytes: Size of one saved model.
-        release_bytes: Size of what a client keeps of its last private turn, to send it again.
-        turn_bytes: Size of what it takes down of each private turn.
+        release_bytes: Size of a client's database and of its last private update, kept to send again.
         ledger_bytes: Size of what its ledger says of each turn, but for what it says while it trains.
         ledger_bytes_said: Size of what the ledger says of that, for each padded token.
         noise_seconds: What a step's noise takes longer where it is drawn from the operating system's secrets.
@@ -97,7 +96,6 @@ class Rehearsed:
     cache_bytes: int = 0
     model_bytes: int = 0
     release_bytes: int = 0
-    turn_bytes: float = 0.0
     ledger_bytes: float = 0.0
     ledger_bytes_said: float = 0.0
     noise_seconds: float = 0.0

@@ -324,17 +324,17 @@ class Rehearsal(Run[LocalEngine]):
         files = [path for path in (self.folder / "clients").rglob("*") if path.is_file()]
         stores = [path for path in files if path.match("store-*.safetensors")]
         self.measured.store_bytes = max((path.stat().st_size for path in stores), default=0)
-        releases = [path for path in files if path.match("release-*.safetensors")]
+        releases = [
+            path for path in files if path.match("release-*.safetensors") or path.name == SITE_DATABASE
+        ]
         self.measured.release_bytes = _size(releases) // self._clients
-        books = [path for path in files if path.name == SITE_DATABASE]
         turns = max(1, len({(turn.round, turn.client) for turn in self.measured.turns}))
-        self.measured.turn_bytes = _size(books) / turns
         ledgers = [path for path in files if path.name == LEDGER]
         said = sum(len(line) for line in _lines(ledgers) if json.loads(line)["what"] == "message")
         self.measured.ledger_bytes = (_size(ledgers) - said) / turns
         tokens = sum(step.tokens for turn in self.measured.turns for step in turn.steps)
         self.measured.ledger_bytes_said = said / max(1, tokens)
-        kept = {*stores, *releases, *books, *ledgers}
+        kept = {*stores, *releases, *ledgers}
         self.measured.cache_bytes = _size(path for path in files if path not in kept)
 
     def _measure_files(self, summary: Mapping[str, Any]) -> None:

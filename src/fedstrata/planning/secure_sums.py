@@ -52,6 +52,10 @@ _RUN = "0" * 16
 """As long as the id of a run."""
 _BYTES_32, _SIGNATURE, _SEALED = "0" * 64, "0" * 128, "0" * 184
 """As long as a key, a hash or a share; a signature; and two shares that are encrypted."""
+_DATABASE, _RELEASED = 24_576, 300
+"""Bytes of a client's `site.sqlite` before its first sum, and of what each sum adds to it."""
+_LEDGER_LINE, _WITNESSED_LINE = 530, 98
+"""Bytes of a ledger's line about a message without tensors, and of a line about keys beside the keys."""
 
 
 class SumBytes(NamedTuple):
@@ -62,17 +66,18 @@ class SumBytes(NamedTuple):
         down: What they are told there.
         more_up: What masked updates are larger than plain ones.
         more_down: What plans are larger, with which shares travel.
+        kept: What clients write to their disks about the exchanges.
     """
 
     up: int = 0
     down: int = 0
     more_up: float = 0.0
     more_down: float = 0.0
+    kept: int = 0
 
     def plus(self, other: SumBytes) -> SumBytes:
         """Returns both together."""
-        said = self.up + other.up, self.down + other.down
-        return SumBytes(*said, self.more_up + other.more_up, self.more_down + other.more_down)
+        return SumBytes(*(one + two for one, two in zip(self, other, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,8 @@ def bytes_of_sums(
             present = left
         return total
 
-    total, joint = SumBytes(), experiment.privacy.joint is not None
+    joint = experiment.privacy.joint is not None
+    total = SumBytes(kept=_DATABASE * len(clients))
     for number, (who, left) in enumerate(zip(asked, delivered, strict=True), start=1):
         scale = 1 if joint else int(max(experiment.method.weighs(clients[name]) for name in who))
         digits = 10 ** (len(str(number)) - 1)  # rounds whose numbers are as long are alike
@@ -199,11 +205,15 @@ class _Sums:
         down = present * (begin + _told(self._roster()))
         down += sum(_told(self._delivery(site)) for site in self._sites)
         more_up, more_down = self._inputs()
+        messages = len(before) * present
+        witnessed = sum(_WITNESSED_LINE + len(self._keys(site).model_dump_json()) for site in self._sites)
         if len(self._left) >= self._needed:
+            messages += 2 * len(self._left)
             up += sum(_said(self._signature(site)) + _said(self._released(site)) for site in self._left)
             survivors = Survivors(sum=self._name, sites=tuple(self._left))
             down += len(self._left) * (_told(survivors) + _told(self._proof()))
-        return SumBytes(up, down, more_up, more_down)
+        kept = _LEDGER_LINE * messages + (present - 1) * witnessed + _RELEASED * present
+        return SumBytes(up, down, more_up, more_down, kept)
 
     def _inputs(self) -> tuple[float, float]:
         """Returns what masked updates, and the plans that shares come with, are larger than plain ones."""
