@@ -276,6 +276,31 @@ def neighbouring_rounds(folder: Path) -> float:
     return server.recovered(first, second, *OTHERS, bases=(server.plan.tensors, first))
 
 
+def known_steps(folder: Path) -> float:
+    """Follows the protocol; reads out of one sum of one AdamW step a site which numbers the first has moved.
+
+    AdamW's first step moves each number by the learning rate, up, down or not at all, and sites weigh by
+    their numbers of examples, which they tell: the sum of three possible moves of each has few solutions.
+    """
+    one_step = ("training.batch_size=256", "training.epochs=1", "training.schedule=constant")
+    server = Server(folder, *one_step, "training.warmup=0", "training.weight_decay=0.0")
+    mean, _ = server.mean(*SITES)
+    if mean is None:
+        return 0.0
+    weights = torch.tensor([float(server.weights[name]) for name in SITES], dtype=torch.float64)
+    moves = torch.cartesian_prod(*[torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)] * len(SITES))
+    sums, order = (moves @ weights).sort()
+    own, rate = in_the_clear(server.sites[VICTIM], server.plan), server._own.settings.training.learning_rate
+    read, true = [], []
+    for name, base in server.plan.tensors.items():
+        total = (mean[name] - base).double().flatten() * weights.sum() / rate
+        above = torch.searchsorted(sums, total).clamp(1, len(sums) - 1)
+        nearest = torch.where((sums[above - 1] - total).abs() < (sums[above] - total).abs(), above - 1, above)
+        read.append(moves[order[nearest], 0])
+        true.append((own[name] - base).flatten())
+    return cosine(torch.cat(read), torch.cat(true))
+
+
 ATTACKS: Mapping[str, tuple[str, str, str | None, Callable[[Path], float]]] = {
     "other settings": (
         "security_review#other-settings",
@@ -299,6 +324,12 @@ ATTACKS: Mapping[str, tuple[str, str, str | None, Callable[[Path], float]]] = {
         "compares two rounds, of which a site has dropped out of one",
         "security_review#one-bit",
         neighbouring_rounds,
+    ),
+    "known steps": (
+        "security_review#sum-again",
+        "works out which site has moved a number, in a sum of one AdamW step each",
+        "security_review#known-steps",
+        known_steps,
     ),
 }
 """Of each attack: the claim, what the server does, the claim that says what it costs, and the attack, which

@@ -19,7 +19,6 @@ from fedstrata.client.secure_turns import read_said, said_of
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Plan, Update
 from fedstrata.privacy.identity import Identity
-from fedstrata.privacy.randomness import SeededRandomness
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.mean import SummedUpdate, hash_of_frame, subject_of
 from fedstrata.privacy.secure_sum.messages import (
@@ -100,7 +99,7 @@ class Federation:
         sharers = read_said(frame.decode(order, Plan).values, Sharers)
         number, client = self.sites.index(site), self.clients[site]
         own = Update(update, {"loss": 1.0}, weight=weight_of(number))
-        summed = SummedUpdate(own, base, self.terms, SeededRandomness(Seed(number)))
+        summed = SummedUpdate(own, base, self.terms, Seed(number))
         # A site hashes the tensors of a plan a second time: it recognises them beside any other values.
         client.require_new(
             self.guards[site].trained_on("train", hash_of_frame(frame.encode(Plan(base)))), sharers

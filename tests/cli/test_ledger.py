@@ -12,7 +12,10 @@ from support import REPOSITORY, Call, RunTiny
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.privacy.federation_lock import read_lock
+from fedstrata.privacy.identity import Identity
 from fedstrata.privacy.ledger_witness import heads_witnessed
+from fedstrata.privacy.secure_sum.messages import KeyBundle
+from fedstrata.privacy.secure_sum.transcript import signed_keys
 
 METHOD = ("method={name: layer_skipping, top: 1}", "threads=1")
 
@@ -148,6 +151,27 @@ def test_a_file_of_witnesses_that_says_nothing_of_the_client_checks_nothing_and_
         told = call("ledger", "verify", site, "--witnessed", path, "--lock", site / "federation.lock")
         assert told.status == 2
         assert f"--witnessed: {path}" in told.err
+
+
+def test_a_site_that_signs_that_it_has_no_ledger_is_found(
+    call: Call, run_once: RunTiny, tmp_path: Path
+) -> None:
+    """It has one after its first sum: with zeros in all sums it could write its ledger anew."""
+    run = folder_of(run_once, tmp_path, "privacy.secure_aggregation=true")
+    site, known = run / "clients" / "site-2", run / "clients" / "site-1" / "witnessed.jsonl"
+    identity = Identity.read(site / "identity.pem")
+    entries = [json.loads(text) for text in known.read_text().splitlines()]
+    own = [each for each in entries if each["keys"]["site"] == "site-2"]
+    assert len(own) == 2
+    for number, entry in enumerate(own, start=1):
+        forged = KeyBundle.model_validate({**entry["keys"], "ledger_head": 64 * "0"})
+        entry["keys"] = {
+            **forged.model_dump(mode="json"),
+            "signature": identity.sign(signed_keys(forged)).hex(),
+        }
+        known.write_text("".join(json.dumps(each) + "\n" for each in own[:number]))
+        told = call("ledger", "verify", site, "--witnessed", known, "--lock", site / "federation.lock")
+        assert (told.status, "--witnessed: " in told.err) == (2, True)
 
 
 @pytest.mark.parametrize("head", ["", "abc", 64 * "A"])

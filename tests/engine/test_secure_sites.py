@@ -8,7 +8,7 @@ import pytest
 from support import TINY
 
 from fedstrata.client.turn import Done, Order
-from fedstrata.core.errors import ConfigurationError, FrameError
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
@@ -29,12 +29,6 @@ def site(folder: Path, *overrides: str, own: str = "site-1", named: bool = True)
     experiment = prepare_client(read_source(None, [*TINY, *overrides]), "site-1")
     files = {"identity": identity, "lock": lock} if named else {}
     return RemoteClient(experiment, "site-1", folder / "home", lambda event, facts: None, **files)
-
-
-@pytest.mark.claim("security_review#in-the-clear")
-def test_a_site_sends_no_update_in_the_clear(tmp_path: Path) -> None:
-    with pytest.raises(FrameError, match="asks for 'train' in the clear"):
-        site(tmp_path, SECURE)._handler("train")
 
 
 def test_a_site_needs_an_identity_and_a_lock_and_names_both_at_once(tmp_path: Path) -> None:

@@ -157,8 +157,9 @@ def join(
         list[str] | None,
         typer.Option(
             metavar="SITE",
-            help="Accept a masked sum without SITE over a model that was summed with it before: the server "
-            "then learns that site's update. Repeat for several sites.",
+            help="Accept one masked sum without SITE over a model that was summed with it before: the server "
+            "then learns that site's update. It holds for the first such sum of this process. Repeat for "
+            "several sites.",
         ),
     ] = None,
     new_run: Annotated[

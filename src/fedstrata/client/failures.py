@@ -55,9 +55,9 @@ def kind_of(error: BaseException) -> str:
         >>> kind_of(FileNotFoundError(2, "No such file or directory", "/notes/jane_doe.txt"))
         'FileNotFoundError ENOENT'
     """
-    number = error.errno if isinstance(error, OSError) else None
-    name = type(error).__name__
-    return name if number is None else f"{name} {errno.errorcode.get(number, number)}"
+    number = error.errno if isinstance(error, OSError) else None  # whatever it was raised with
+    known = errno.errorcode.get(number) if isinstance(number, int) else None
+    return " ".join(filter(None, (type(error).__name__, known)))
 
 
 def describe(error: Exception) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+import torch
 from pydantic import BaseModel
 from torch import Tensor
 
@@ -22,11 +23,11 @@ from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Done, Failed, Order, Workplace, is_handler
 from fedstrata.core.client import Client
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.handlers import EXCHANGE, FIRST_EXCHANGE, INPUT, SCORE, is_scoring
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.privacy import LEAST_SITES
-from fedstrata.core.types import Message, Plan, Tally, Tensors, Update
+from fedstrata.core.types import ClientInfo, Message, Plan, Tally, Tensors, Update
 from fedstrata.data.split import PARTS
 from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.federation_lock import Lock, read_lock
@@ -35,7 +36,6 @@ from fedstrata.privacy.joint_gradients import JointGradients
 from fedstrata.privacy.joint_terms import joint_elements, require_carriers, require_own_terms
 from fedstrata.privacy.ledger import EXCHANGED, Ledger
 from fedstrata.privacy.ledger_witness import witness
-from fedstrata.privacy.randomness import SeededRandomness
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.mean import SummedUpdate, counted_elements, hash_of_frame, subject_of
 from fedstrata.privacy.secure_sum.messages import (
@@ -107,6 +107,7 @@ class _Session:
     terms: MeanTerms
     client: SumClient
     roster: Roster | None = None
+    diverged: bool = False
 
 
 class SecureTurns:
@@ -246,6 +247,8 @@ class SecureTurns:
         sent, handler = frame.encode(plan), session.terms.sum.handler
         if hash_of_frame(sent) != session.terms.plan:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
+        if not all(tensor.isfinite().all() for tensor in plan.tensors.values()):
+            raise WrongSum(f"the plan of {session.terms.sum} holds numbers that are not finite")
         session.client.require_new(self._summed(order.client, session.terms, plan), sharers)
         if session.client.again and plan.tensors and not session.terms.counts:
             self._workplace.store(order.client, order.round).discard()  # what it learnt for that attempt
@@ -256,11 +259,24 @@ class SecureTurns:
             elif isinstance(private, JointGradients):
                 masked = self._noised(session, sharers, private)
             else:
+                if not all(tensor.isfinite().all() for tensor in trained.tensors.values()):
+                    self._workplace.undo(order.client, order.round)
+                    trained = diverged(TrainingError("what was trained is not finite"))
                 masked = self._masked(order, session, sharers, plan, trained)
             return Update(masked, said_of(MaskedInput(sum=sharers.sum, site=order.client)))
 
+        def diverged(error: TrainingError) -> Update:
+            told = f"{error}. It sends no change in this round, and the server learns how many clients do not"
+            self._workplace.listen("warning", {"message": f"round {order.round}: {order.client}: {told}"})
+            session.diverged = True
+            zeros = {each.name: torch.zeros(each.shape) for each in session.terms.tensors}
+            info = ClientInfo(order.client, site.count)
+            return Update(zeros, {}, self._workplace.method.weighs(info))
+
         asked, score = replace(order, handler=handler, plan=sent), self._score
-        return self._workplace.compute(asked, site, handle=score if session.terms.counts else None, mask=mask)
+        if session.terms.counts:
+            return self._workplace.compute(asked, site, handle=score, mask=mask)
+        return self._workplace.compute(asked, site, mask=mask, diverged=diverged)
 
     def _summed(self, client: str, terms: MeanTerms, plan: Plan) -> str:
         """Returns a hash of what a sum is of, by which it is recognised under any name.
@@ -295,13 +311,13 @@ class SecureTurns:
         """Returns a client's input under its masks."""
         place, handler = self._workplace, session.terms.sum.handler
         seed = place.seed.child("round", order.round).child("client", order.client, handler, order.call)
-        # The rounding hides nothing: what the masks leave is its sum over all. So it may be repeatable.
         equal = place.privacy.settings.weights == "uniform"
         own = SummedUpdate(
             replace(trained, weight=1.0) if equal else trained,
-            {} if place.method.sends_changes else plan.tensors,
+            {} if place.method.sends_changes or session.diverged else plan.tensors,
             session.terms,
-            SeededRandomness(seed.child("rounding")),
+            seed.child("rounding"),
+            diverged=session.diverged,
         )
         masked = session.client.mask(sharers, own.elements())
         return {name: packed(elements, session.terms.ring) for name, elements in masked}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedstrata.client.site import Examples, Site
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.client import Client, Line, PrefixCache
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import NotReleasedError
+from fedstrata.core.errors import NotReleasedError, TrainingError
 from fedstrata.core.method import Method
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.devices import Device
@@ -140,7 +140,8 @@ class Workplace:
         apart: Whether it is a process of its own, so that what clients send leaves the machine.
         home: The folder in which a site keeps what outlives a run; none in a simulation.
         agreed: SHA-256 of all that the sites of a run must agree on (`engine.agreed`), hexadecimal.
-        allow_without: Sites of which this site's operator has agreed that the server learns a single update.
+        allow_without: Sites whose update this site's operator has agreed to reveal, each with the hash of the
+            one sum that does (`ReleaseGuard`), empty as long as none does.
         reserve: Has a site's budget reserve the run, before a turn; in a simulation the run itself does.
         permit: Holds an order against a site's policy, before anything is computed for it.
     """
@@ -160,7 +161,7 @@ class Workplace:
     apart: bool = False
     home: Path | None = None
     agreed: str = "00" * 32
-    allow_without: frozenset[str] = frozenset()
+    allow_without: dict[str, str] = field(default_factory=dict)
     reserve: Callable[[], None] = lambda: None
     permit: Callable[[Order], None] = lambda order: None
 
@@ -213,6 +214,7 @@ class Workplace:
         line: Line | None = None,
         handle: Callable[..., Update] | None = None,
         mask: Callable[[Update, UnitGradients | None], Update] | None = None,
+        diverged: Callable[[TrainingError], Update] | None = None,
     ) -> Done | Failed:
         """Runs one turn; of one that fails nothing is left but what the client's ledger says of it.
 
@@ -223,10 +225,12 @@ class Workplace:
             handle: What runs and keeps nothing; the method's handler of the order's name if none.
             mask: Makes of what the handler gives, and of how it trained if privately, what leaves the client;
                 what it gives itself leaves if none.
+            diverged: Makes an update in place of one whose training without privacy has diverged; the turn
+                fails if none.
         """
         self.permit(order)
         with self.ledger(order.client, order.round, order.handler, order.call) as book:
-            return self._computed(order, site, line, handle, mask, book)
+            return self._computed(order, site, line, handle, mask, diverged, book)
 
     def _computed(
         self,
@@ -235,6 +239,7 @@ class Workplace:
         line: Line | None,
         handle: Callable[..., Update] | None,
         mask: Callable[[Update, UnitGradients | None], Update] | None,
+        diverged: Callable[[TrainingError], Update] | None,
         book: Ledger,
     ) -> Done | Failed:
         rng = self.seed.child("round", order.round).child("client", order.client, order.handler, order.call)
@@ -252,6 +257,11 @@ class Workplace:
             try:
                 before = release.finished(store) if release else None
                 update = before or run(frame.decode(order.plan, Plan), client, rng)
+            except TrainingError as error:
+                if diverged is None or private is not None:
+                    raise
+                self.undo(order.client, order.round)
+                update = diverged(error)
             finally:
                 seconds = time.perf_counter() - started - (getattr(line, "waited", 0.0) - waited)
             trained = self.model.trainable if order.cut is None else self.learnt  # there, and at the server

@@ -1,5 +1,6 @@
 """Files and folders that appear complete or not at all."""
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -27,6 +28,8 @@ def write_atomically(
 ) -> None:
     """Writes a file under a temporary name, flushes it to disk, and renames it.
 
+    A link, or another user's file, in place of the temporary name is refused: a folder may be shared.
+
     Args:
         path: The file; what was there before is replaced.
         pieces: Its content, in order.
@@ -37,8 +40,11 @@ def write_atomically(
     temporary = _temporary(path)
     try:
         with errors_naming(path, temporary):
-            temporary.touch(mode)
-            with temporary.open("r+b") as file:  # which keeps what is reserved until all is written
+            # What is reserved is kept until all is written; what somebody else has put there is not followed.
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+            with os.fdopen(os.open(temporary, flags, mode), "r+b") as file:
+                if os.fstat(file.fileno()).st_uid != os.geteuid():
+                    raise PermissionError(errno.EPERM, "belongs to another user", str(temporary))
                 for piece in pieces:
                     file.write(piece)
                 file.truncate()

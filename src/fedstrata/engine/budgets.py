@@ -134,12 +134,20 @@ def with_budget(
         listen: Told which budget holds.
 
     Raises:
-        ConfigurationError: The budget cannot be read.
+        ConfigurationError: The budget cannot be read, or the server asks for what no budget can count.
     """
     privacy = experiment.privacy
     settings, own = privacy.settings, privacy.settings.bounded_by
     if not settings.by_unit:
         return experiment
+    if own is None and settings.budget is None and settings.noise == "secure" and not settings.boundable:
+        what = "windows, which are none of another run's" if settings.spends else "a turn without noise"
+        message = (
+            f"the server asks for {what}, and a budget over runs, which this site has by default, cannot "
+            "count that; with privacy.budget: unlimited in this site's configuration it has none"
+        )
+        setting = "privacy.unit" if settings.spends else "privacy.sigma"
+        raise ConfigurationError([Problem(setting, message)])
     if own is None and settings.budget is None and settings.boundable:
         path = home.absolute() / BUDGET
         epsilon, delta = _cap(privacy, client, path, policy)
@@ -149,7 +157,7 @@ def with_budget(
             PseudonymKey.create(key_of(path))
         settings = settings.model_copy(update={"budget": own})
         experiment = replace(experiment, privacy=replace(privacy, settings=settings))
-    why = "it is seeded, without noise or by window, which nothing bounds"
+    why = "its noise is seeded, which nothing bounds"
     why = "privacy.budget is unlimited in this site's configuration" if settings.budget else why
     listen("budget_over_runs", own.model_dump() if own is not None else {"epsilon": None, "why": why})
     return experiment

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from fedstrata.client.secure_turns import COUNTED
 from fedstrata.core.cohort import Mean
-from fedstrata.core.errors import ClientsLostError, FedstrataError, FrameError
+from fedstrata.core.errors import ClientsLostError, FedstrataError, FrameError, TrainingError
 from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.method import Method
 from fedstrata.core.settings.privacy import MOST_SITES
@@ -227,6 +227,7 @@ class SecureAggregation:
             self._bounds[handler] = found.bounds
             self._facts |= {"range": max(each.bound for each in terms.tensors), "saturated": found.cut}
             self._warn_of_cut(cohort.book, found)
+            self._warn_of_diverged(cohort.book, found)
         else:
             settings, sites = self.privacy.settings, found.mean.clients
             most = sum(settings.declared(site) for site in sites)
@@ -249,6 +250,25 @@ class SecureAggregation:
             book.warn(
                 f"round {book.number}: {found.cut} of {found.values} changed values were larger than the "
                 "range and were cut; the next round has a wider range (privacy.range sets the first)"
+            )
+
+    @staticmethod
+    def _warn_of_diverged(book: Book, found: SummedMean) -> None:
+        """Warns of clients whose training has diverged, of which only the number is known.
+
+        Raises:
+            TrainingError: It is that of all.
+        """
+        clients = len(found.mean.clients)
+        if found.diverged == clients:
+            raise TrainingError(
+                f"round {book.number}: training has diverged at all {clients} clients; lower "
+                "training.learning_rate. Each client's own terminal says more"
+            )
+        if found.diverged:
+            book.warn(
+                f"round {book.number}: training has diverged at {found.diverged} of {clients} clients, which "
+                "changed nothing and count as a loss of 0; each client's own terminal says more"
             )
 
 

@@ -307,6 +307,13 @@ def sum_warnings(experiment: Experiment) -> Iterator[str]:
     """Yields what is to be known before a run whose updates are seen as sums alone; nothing of others."""
     if not experiment.privacy.settings.secure_aggregation:
         return
+    privacy, training = experiment.privacy.settings, experiment.settings.training
+    if privacy.mechanism == "none" and training.optimizer != "sgd":
+        yield (
+            f"{training.optimizer} moves a number by an amount that is known: a server can work out of a "
+            "secure sum of few clients whose a move is, and whose a word is. Differential privacy bounds "
+            "this (privacy.mechanism), masks do not"
+        )
     clients, share = len(sites_of(experiment)[1]), experiment.settings.federation.sample
     asked = sample_size(clients, share)
     if share < 1:

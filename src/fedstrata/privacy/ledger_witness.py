@@ -56,7 +56,8 @@ def heads_witnessed(path: Path, client: str, run: str | None, lock: Lock) -> dic
 
     Raises:
         ConfigurationError: The file cannot be read or holds nothing of the client in the run, the lock does
-            not have the client, or the client has not signed what stands there.
+            not have the client, the client has not signed what stands there or has signed after its first
+            sum that it has no ledger, or no head of it is known.
     """
     if client not in lock:
         raise ConfigurationError([Problem("--lock", f"does not name client {printable(client)!r}")])
@@ -77,13 +78,23 @@ def heads_witnessed(path: Path, client: str, run: str | None, lock: Lock) -> dic
             raise ConfigurationError([Problem("--witnessed", message)])
         if run not in {None, bundle.sum.run}:
             continue  # one identity serves many runs, each with a ledger of its own
-        bundles += 1
         if bundle.ledger_head != NOTHING:
             found.setdefault(bundle.ledger_head, str(bundle.sum))
+        elif bundles:
+            message = (
+                f"{path}: entry {number}: {client!r} has signed that it has no ledger, after its first sum"
+            )
+            raise ConfigurationError([Problem("--witnessed", message)])
+        bundles += 1
     if not bundles:
         signed = f"nothing that {printable(client)!r} has signed" + (
             f" in run {printable(run)}" if run else ""
         )
         message = f"{path} holds {signed}; take that of another site of the same run"
+        raise ConfigurationError([Problem("--witnessed", message)])
+    if not found:
+        message = (
+            f"{path} holds no head of the ledger of {client!r}: it was in one sum, before its first line"
+        )
         raise ConfigurationError([Problem("--witnessed", message)])
     return found

@@ -34,7 +34,7 @@ class Randomness(Protocol):
 
 
 class SecureRandomness:
-    """The key stream of AES-256 in counter mode, under a key from the operating system that nobody else has.
+    """The key stream of AES-256 in counter mode, under a key that nobody else has.
 
     A normal in float64 can take few of the values near it, and which it can take may give away from the low
     bits of a release what it was added to (Mironov, "On Significance of the Least Significant Bits for
@@ -48,15 +48,18 @@ class SecureRandomness:
     processes with one key would draw the same noise, and the difference of their releases would have none.
     Threads may share it.
 
+    Args:
+        key: 32 bytes that are used for nothing else; from the operating system if none.
+
     Raises:
         RuntimeError: It is used in another process than the one that made it, as after a fork.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, key: bytes | None = None) -> None:
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # noqa: PLC0415 - for noise alone
 
         # A key is used once, so its counter may begin at 0.
-        self._stream = Cipher(algorithms.AES(os.urandom(32)), modes.CTR(bytes(16))).encryptor()
+        self._stream = Cipher(algorithms.AES(key or os.urandom(32)), modes.CTR(bytes(16))).encryptor()
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._zeros = memoryview(bytes(8 * _WORDS))

@@ -122,12 +122,30 @@ def test_the_cap_is_that_of_the_run_or_of_a_stricter_policy(tmp_path: Path) -> N
         strict.turns(RUNS[0])
 
 
-@pytest.mark.parametrize("own", ["privacy.budget=unlimited", "privacy.noise=seeded", "privacy.unit=window"])
-def test_it_is_off_by_a_word_of_the_sites_own_or_where_nothing_can_be_counted(
-    own: str, tmp_path: Path
-) -> None:
+@pytest.mark.claim("security_review#uncounted")
+@pytest.mark.parametrize("asked", ["privacy.unit=window", "privacy.sigma=0"])
+def test_no_server_gets_what_no_budget_can_count(asked: str, tmp_path: Path) -> None:
+    """After a run that has used the budget up, and before any."""
+    experiment = experiment_of(asked, "privacy.units.site-1=99")
+    for spent in (False, True):
+        if spent:
+            SiteOf(tmp_path).turns(RUNS[0])
+        with pytest.raises(ConfigurationError) as error:
+            with_budget(experiment, "site-1", tmp_path, SitePolicy(), lambda *_: None)
+        assert [problem.path for problem in error.value.problems] == [asked.partition("=")[0]]
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        ("privacy.budget=unlimited",),
+        ("privacy.noise=seeded",),
+        ("privacy.unit=window", "privacy.budget=unlimited"),
+    ],
+)
+def test_it_is_off_by_a_word_of_the_sites_own(own: tuple[str, ...], tmp_path: Path) -> None:
     heard: list[tuple[str, Mapping[str, Any]]] = []
-    experiment = experiment_of(own, "privacy.units.site-1=99")
+    experiment = experiment_of(*own, "privacy.units.site-1=99")
     home = tmp_path / "home"
     same = with_budget(experiment, "site-1", home, SitePolicy(), lambda *told: heard.append(told))
     assert same is experiment

@@ -18,8 +18,10 @@ from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.handlers import SCORE
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import JSON, Message, Plan
+from fedstrata.engine.agreed import SESSION, agreed
 from fedstrata.engine.prepare import Experiment, prepare_client
 from fedstrata.engine.remote.joining import RemoteClient
+from fedstrata.engine.simulated_identities import files_of, simulated_identities
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import GrpcMembership
@@ -191,6 +193,33 @@ def test_whatever_the_server_has_is_on_the_disk_of_the_client(
     assert line["values"]["message"] == "FrameError"
 
 
+@pytest.mark.claim("security_review#in-the-clear")
+def test_a_site_with_a_lock_sends_no_update_in_the_clear(tmp_path: Path) -> None:
+    simulated_identities(tmp_path, CLIENTS)
+    identity, lock = files_of(tmp_path, "site-1")
+    own = prepare_client(read_source(None, [*TINY, "privacy.secure_aggregation=true"]), "site-1")
+    home = tmp_path / "home"
+    remote = RemoteClient(own, "site-1", home, lambda *_: None, identity=identity, lock=lock)
+    plan = frame.encode(Plan(own.method.start(own.model).tensors))
+
+    def serve() -> None:
+        with suppress(TrainingError):  # it has failed whenever it was to train
+            remote.serve(membership)
+
+    session = {path: value for path, value in agreed(own).items() if path in SESSION}
+    with served(remote, {"counted": 0, "run": FIRST, "settings": session}) as (hub, membership):
+        thread = Thread(target=serve)
+        thread.start()
+        hub.send("site-1", Header(Kind.PLAN, turn=1, round=1, handler="train", call=1), plan)
+        arrival = hub.receive(60)
+        hub.stop(1.0, complete=True)
+        thread.join()
+    assert arrival is not None and arrival.header is not None
+    assert arrival.header.kind == Kind.FAILED
+    ledger = client_folder(home_of(home, FIRST), "site-1") / LEDGER
+    assert not ledger.exists() or all(line["what"] != "update" for line in read_ledger(ledger))
+
+
 @pytest.mark.claim("security_review#failed-turn")
 @pytest.mark.parametrize(
     ("error", "sent"),
@@ -201,6 +230,8 @@ def test_whatever_the_server_has_is_on_the_disk_of_the_client(
         ),
         (OSError(28, "No space left on device"), "OSError ENOSPC"),
         (OSError("/notes/jane_doe.txt"), "OSError"),
+        (OSError("/notes/jane_doe.txt", "cannot be decoded"), "OSError"),
+        (OSError(10**6, "/notes/jane_doe.txt"), "OSError"),
         (FrameError("/notes/jane_doe/store-00001.safetensors: cut short"), "FrameError"),
         (TrainingError("the loss of jane_doe is nan"), "TrainingError"),
         (KeyError("jane_doe"), "KeyError"),

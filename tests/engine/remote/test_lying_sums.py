@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from fedstrata.core.settings.source import flatten
 from fedstrata.core.types import Plan
 from fedstrata.engine.agreed import OWN, SHARED, agreed, agreed_hash
 from fedstrata.engine.simulated_identities import simulated_identities
-from fedstrata.privacy.secure_sum.mean import hash_of_frame
+from fedstrata.privacy.secure_sum.mean import hash_of_frame, mean_from
 from fedstrata.privacy.secure_sum.messages import ConsistencyProof, SumName
 from fedstrata.privacy.secure_sum.refusals import (
     AlreadyReleased,
@@ -199,18 +200,29 @@ def test_a_server_restored_from_a_backup_makes_the_same_sums_with_the_same_sites
 
 
 @pytest.mark.claim("secure_aggregation#allow-without")
-def test_a_sum_without_a_site_needs_the_consent_of_each_remaining_site(server: Server) -> None:
+def test_a_sum_without_a_site_needs_the_consent_of_each_remaining_site(tmp_path: Path) -> None:
+    server = Server(tmp_path, "federation.rounds=9")
     first, _ = server.mean(*SITES)
     assert first is not None
     for name in OTHERS[:2]:
-        server.sites[name].remote._workplace.allow_without = frozenset({VICTIM})
+        server.sites[name].remote._workplace.allow_without = {VICTIM: ""}
     second, cohort = server.mean(*OTHERS, number=2)
     assert cohort.kinds == {OTHERS[2]: AlreadyReleased}
     assert second is None
-    server.sites[OTHERS[2]].remote._workplace.allow_without = frozenset({VICTIM})
+    server.sites[OTHERS[2]].remote._workplace.allow_without = {VICTIM: ""}
     second, cohort = server.mean(*OTHERS, number=2, attempt=1)
     assert not cohort.refused
     assert server.recovered(first, second, *OTHERS) > 0.5, "which is what the option's help warns of"
+    server.plan = other_model(server)
+    assert server.mean(*SITES, number=3)[0] is not None
+    second, cohort = server.mean(*OTHERS, number=4)
+    assert cohort.kinds == dict.fromkeys(OTHERS, AlreadyReleased), "one consent is of one model"
+    assert second is None
+
+
+def other_model(server: Server) -> Plan:
+    """Returns a plan of another model than the server has sent."""
+    return Plan({name: tensor + 0.25 for name, tensor in server.plan.tensors.items()}, {})
 
 
 @pytest.mark.claim("security_review#third-of-the-sites")
@@ -249,8 +261,53 @@ def test_sites_that_are_too_few_for_their_own_locks_refuse(tmp_path: Path) -> No
     assert set(cohort.kinds.values()) <= {TooFewSites}
 
 
+@pytest.mark.claim("security_review#known-steps")
+def test_steps_of_a_known_size_name_who_has_moved_a_number(tmp_path: Path) -> None:
+    assert ATTACKS["known steps"][3](tmp_path) > 0.9, "which the page warns of"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("case", ATTACKS)
 def test_attacks_read_an_update_only_where_the_pages_state_the_cost(case: str, tmp_path: Path) -> None:
     _, _, cost, act = ATTACKS[case]
     assert (act(tmp_path) > READ) == (cost is not None)
+
+
+@pytest.mark.claim("security_review#not-finite")
+@pytest.mark.claim("security_review#diverged")
+@pytest.mark.parametrize("value", [float("nan"), 3e38])
+def test_a_model_that_diverges_on_a_word_does_not_tell_which_site_has_it(
+    tmp_path: Path, value: float
+) -> None:
+    """Sites refuse what is not finite, and where finite numbers diverge nobody fails by name."""
+    server = Server(tmp_path, "method={name: fedavg}")
+    own, (embedding, *_) = server._own.model, server._own.model.layout.embedding
+    have = {site: words_of(server, site) for site in SITES}
+    word = min(word for word in have[VICTIM] if not any(word in have[site] for site in OTHERS))
+    poisoned = own.tensors([embedding])[embedding].clone()
+    poisoned[word] = value
+    plan = Plan({**server.plan.tensors, embedding: poisoned}, {})
+    terms = server.terms(SumName(run=RUN, round=1, handler="train", call=1, attempt=0), plan)
+    _, total, cohort = server.summed(terms, plan, SITES)
+    if math.isnan(value):
+        assert cohort.kinds == dict.fromkeys(SITES, WrongSum)
+        return
+    assert not cohort.refused
+    assert total is not None
+    found = mean_from(total, plan.tensors, terms, SITES, 1.0)
+    assert found.diverged == 1
+    assert any(
+        "diverge" in facts["message"] or "nan" in facts["message"] for facts in warnings(server, VICTIM)
+    )
+
+
+def words_of(server: Server, site: str) -> set[int]:
+    """Returns the tokens of a site's training documents, which the server does not know."""
+    remote = server.sites[site].remote
+    batches = [remote._site.task.collate([example]) for example in remote._site.encode()]
+    return {int(token) for batch in batches for token in batch["input_ids"].flatten()}
+
+
+def warnings(server: Server, site: str) -> list[Any]:
+    """Returns what a site's people were warned of."""
+    return [facts for event, facts in server.sites[site].log if event == "warning"]

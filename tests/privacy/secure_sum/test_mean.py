@@ -38,7 +38,7 @@ BASE = {"w": torch.tensor([1.0, -1.0, 0.5])}
 
 
 def summed(update: Update, terms: MeanTerms = TERMS) -> SummedUpdate:
-    return SummedUpdate(update, BASE, terms, SeededRandomness(Seed(1)))
+    return SummedUpdate(update, BASE, terms, Seed(1))
 
 
 def update(*values: float, weight: float, loss: float = 0.0, dtype: torch.dtype = torch.float32) -> Update:
@@ -93,8 +93,35 @@ def test_other_tensors_than_were_agreed_are_refused(tensors: dict[str, torch.Ten
 def test_a_site_counts_the_values_that_it_cuts() -> None:
     cut = dict(summed(update(10.0, -10.0, 0.5, weight=10.0)).elements())
     assert list(cut) == ["w", WEIGHT, LOSS, CUT]
-    assert cut[CUT].tolist() == [2]
-    assert dict(summed(update(2.0, 0.0, 0.5, weight=10.0)).elements())[CUT].tolist() == [0]
+    assert cut[CUT].tolist() == [2, 0]
+    assert dict(summed(update(2.0, 0.0, 0.5, weight=10.0)).elements())[CUT].tolist() == [0, 0]
+
+
+@pytest.mark.claim("secure_aggregation#rounding")
+def test_a_server_cannot_work_out_how_an_update_was_rounded() -> None:
+    """With so wide a range that rounding alone decides, and every seed of the run known."""
+    numbers = 10_000
+    wide = (SummedTensor(name="w", shape=(numbers,), bound=float(largest_value(32))),)  # steps of 1
+    terms = TERMS.model_copy(update={"tensors": wide, "scale": 1})
+    values = torch.full((numbers,), 0.5)
+    slightly = values.clone()
+    slightly[0] += 1e-6
+
+    def rounded(own: torch.Tensor) -> torch.Tensor:
+        sent = SummedUpdate(Update({"w": own.clone()}, weight=1.0), {}, terms, Seed(1))
+        return dict(sent.elements())["w"]
+
+    known = torch.from_numpy(SeededRandomness(Seed(1)).uniform(numbers) + 0.5).floor()
+    assert torch.equal(rounded(values), rounded(values)), "a sum that is made again is the same"
+    for other in (known, rounded(slightly)):
+        assert (rounded(values) == other).float().mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_an_update_that_has_diverged_is_counted() -> None:
+    own = SummedUpdate(update(0.0, 0.0, 0.0, weight=10.0), {}, TERMS, Seed(1), diverged=True)
+    elements = dict(own.elements())
+    assert elements["w"].tolist() == [0, 0, 0]
+    assert elements[CUT].tolist() == [0, 1]
 
 
 def of_two(change: float, count: int, numbers: int, ring: Literal[24, 32] = 32) -> SummedMean:
@@ -104,7 +131,7 @@ def of_two(change: float, count: int, numbers: int, ring: Literal[24, 32] = 32) 
     total = {
         "w": torch.full((numbers,), round(2 * change / 2.0 * largest_value(ring)), dtype=RING),
         WEIGHT: torch.tensor([2], dtype=RING),
-        CUT: torch.tensor([count], dtype=RING),
+        CUT: torch.tensor([count, 0], dtype=RING),
     }
     return mean_from(total, {}, terms, ("a", "b"), least=1e-9)
 

@@ -54,6 +54,7 @@ def test_the_same_is_released_again_with_the_same_sites(guard: ReleaseGuard, cha
     guard.release(named(**change), CONTENT, FIVE[::-1])
 
 
+@pytest.mark.claim("security_review#sum-again")
 @pytest.mark.parametrize("change", NAMES, ids=str)
 @pytest.mark.parametrize(
     ("survivors", "may_be_masked"),
@@ -104,6 +105,7 @@ def test_something_else_under_a_released_name_is_refused(guard: ReleaseGuard) ->
     guard.release(again, CONTENT, FIVE)
 
 
+@pytest.mark.claim("secure_aggregation#restored-server")
 def test_a_round_below_the_last_released_one_of_a_run_does_not_begin(guard: ReleaseGuard) -> None:
     earlier, later = named(round=2), named(round=5)
     release(guard, earlier, CONTENT, FIVE)
@@ -139,21 +141,42 @@ def test_a_site_may_allow_exactly_the_named_difference(
         (SITES[1:4], FOUR),
     ):
         with pytest.raises(AlreadyReleased):
-            ReleaseGuard(database, SITE, allowed).release(name, CONTENT, survivors)
-    ReleaseGuard(database, SITE, [SITES[4]]).require_same(name, CONTENT, FOUR)
-    ReleaseGuard(database, SITE, [SITES[4]]).release(name, CONTENT, FOUR)
+            ReleaseGuard(database, SITE, dict.fromkeys(allowed, "")).release(name, CONTENT, survivors)
+    ReleaseGuard(database, SITE, dict.fromkeys([SITES[4]], "")).require_same(name, CONTENT, FOUR)
+    ReleaseGuard(database, SITE, dict.fromkeys([SITES[4]], "")).release(name, CONTENT, FOUR)
+
+
+def test_a_consent_is_of_one_model(database: Path, guard: ReleaseGuard) -> None:
+    consents = {SITES[4]: ""}
+    own = ReleaseGuard(database, SITE, consents)
+    for number, content in ((1, CONTENT), (2, OTHER)):
+        release(guard, named(round=NAME.round + number), content, FIVE)
+    first, second = named(round=NAME.round + 3), named(round=NAME.round + 4)
+    release(own, first, CONTENT, FOUR)
+    assert consents == {SITES[4]: CONTENT}
+    own.begin(second)
+    with pytest.raises(AlreadyReleased):
+        own.require_same(second, OTHER, FOUR)
+    with pytest.raises(AlreadyReleased):
+        own.release(second, OTHER, FOUR)
+    own.begin(named(round=NAME.round + 3, attempt=1))
+    own.release(named(round=NAME.round + 3, attempt=1), CONTENT, FOUR)
 
 
 def test_every_earlier_release_counts_whatever_was_allowed_in_between(
     database: Path, guard: ReleaseGuard
 ) -> None:
     release(guard, NAME, CONTENT, FIVE)
-    release(ReleaseGuard(database, SITE, [SITES[4]]), named(attempt=1), CONTENT, FOUR)
+    release(ReleaseGuard(database, SITE, dict.fromkeys([SITES[4]], "")), named(attempt=1), CONTENT, FOUR)
     guard.begin(named(attempt=2))
     for allowed in ((), SITES[3:4], SITES[4:5]):
         with pytest.raises(AlreadyReleased):
-            ReleaseGuard(database, SITE, allowed).release(named(attempt=2), CONTENT, SITES[:3])
-    ReleaseGuard(database, SITE, [SITES[3], SITES[4]]).release(named(attempt=2), CONTENT, SITES[:3])
+            ReleaseGuard(database, SITE, dict.fromkeys(allowed, "")).release(
+                named(attempt=2), CONTENT, SITES[:3]
+            )
+    ReleaseGuard(database, SITE, dict.fromkeys([SITES[3], SITES[4]], "")).release(
+        named(attempt=2), CONTENT, SITES[:3]
+    )
 
 
 def test_to_allow_a_site_does_not_allow_something_else_under_a_released_name(
@@ -162,7 +185,7 @@ def test_to_allow_a_site_does_not_allow_something_else_under_a_released_name(
     release(guard, NAME, CONTENT, FIVE)
     guard.begin(named(attempt=1))
     with pytest.raises(AlreadyReleased):
-        ReleaseGuard(database, SITE, FIVE).release(named(attempt=1), OTHER, FIVE)
+        ReleaseGuard(database, SITE, dict.fromkeys(FIVE, "")).release(named(attempt=1), OTHER, FIVE)
 
 
 def test_the_clients_of_one_file_are_independent(database: Path, guard: ReleaseGuard) -> None:

@@ -105,7 +105,7 @@ class RemoteClient:
             privacy=experiment.privacy,
             apart=True,
             home=home,
-            allow_without=frozenset(allow_without),
+            allow_without=dict.fromkeys(allow_without, ""),
         )
         self._runs, guard = JoinedRuns(home, client, runs), policy or PolicyGuard()
         rounds = experiment.settings.federation.rounds
@@ -235,7 +235,7 @@ class RemoteClient:
         """
         before, self._done, self._update = self._done, None, None
         if not is_scoring(header.handler):  # of which it tells the part of the split
-            self._listen("turn", {"round": header.round, "handler": header.handler})
+            self._listen("turn", {"round": header.round, "handler": printable(header.handler, 80)})
         order = Order(self.id, header.round, header.handler, header.call, content)
         try:
             if self._secure is not None and is_exchange(order.handler):

@@ -31,7 +31,8 @@ from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run_folder import MAY_CHANGE_ON_RESUME
 from fedstrata.models.given import MODELS
 from fedstrata.models.locate import PACKAGE_PREFIX, SHIPPED
-from fedstrata.tasks.instruction.prompts import read_template
+from fedstrata.tasks import TASKS
+from fedstrata.tasks.instruction.prompts import holds_template, read_template
 from fedstrata.transport.agreement import Agreement
 
 if TYPE_CHECKING:
@@ -219,8 +220,11 @@ def _unnamed_templates(said: Mapping[str, Any], own: Mapping[str, Any]) -> Itera
     """Yields a problem for each template that the server gives as the path of a file to train on."""
     theirs, mine = (list(_templates(each.get("task"))) for each in (said, own))
     named = [place[key] for place, key in mine]
+    task = said.get("task")
+    kind = TASKS.own.get(task.get("name", "")) if isinstance(task, dict) else None
+    mark = "" if kind is None else kind.template_field
     for place, key in theirs:
-        if "{" not in place[key] and place[key] not in named:
+        if not (mark and holds_template(place[key], mark)) and place[key] not in named:
             message = (
                 f"the server names the file {printable(place[key])} of this machine, which this site has not "
                 "agreed to read: a server gives the text of a template"

@@ -165,7 +165,7 @@ class PolicyGuard:
         if of_method and policy.handlers is not None and handler not in policy.handlers:
             yield "handlers", f"{', '.join(policy.handlers)} here, and the server asks for {handler}"
         most = agreed if policy.rounds is None else min(policy.rounds, agreed)
-        if order.round > most:
+        if not (0 if counts else 1) <= order.round <= most:
             yield "rounds", f"at most {most} here, and this is round {order.round}"
         if policy.megabytes_up is not None and (sent := runs.sent()) >= policy.megabytes_up * _MEGABYTE:
             told = f"{sent / _MEGABYTE:.4g} have left in this run"

@@ -1,5 +1,8 @@
 """A weighted mean of updates as one masked sum: changes, weights and the count of cut values.
 
+A site whose training has diverged sends zeros and is counted. If it failed in place of that, the server could
+ask which sites have a word, by a model that diverges on it.
+
 A site sends, of each tensor, round(n_k / scale (x_k - p) / step), p being the plan's tensor and step that of
 `quantization`; its weight n_k, its loss and the number of values that were cut are further elements of the
 same sum, since weights that were summed before would no longer be those of the sites that are left. The mean
@@ -24,8 +27,9 @@ from torch import Tensor
 
 from fedstrata.core.cohort import Mean
 from fedstrata.core.errors import FrameError, TrainingError
+from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Tally, Tensors, Update
-from fedstrata.privacy.randomness import Randomness
+from fedstrata.privacy.randomness import SecureRandomness
 from fedstrata.privacy.secure_sum.messages import MeanTerms, SummedTensor, canonical
 from fedstrata.privacy.secure_sum.quantization import (
     LIMBS,
@@ -47,7 +51,8 @@ from fedstrata.privacy.secure_sum.transcript import Subject
 from fedstrata.wire.frame import Frame
 
 WEIGHT, LOSS, CUT = "secure/weight", "secure/loss", "secure/saturated"
-"""Names of what is summed beside the update's tensors."""
+"""Names of what is summed beside the update's tensors; the last holds how many values were cut, and 1 where
+the training has diverged."""
 COUNTS = "counts"
 """The name of what is summed where it is what sites have counted; the weight is then their documents."""
 WIDER, WIDEST = 16.0, 256.0
@@ -75,7 +80,7 @@ def subject_of(terms: MeanTerms, model: str, agreed: str) -> Subject:
     """
     plan = hashlib.sha256(canonical(terms.model_dump(mode="json"))).hexdigest()
     shapes: dict[str, tuple[int, ...]] = {each.name: each.shape for each in terms.tensors}
-    shapes |= {WEIGHT: (1,)} | ({LOSS: (1,)} if terms.loss else {}) | ({} if terms.exact else {CUT: (1,)})
+    shapes |= {WEIGHT: (1,)} | ({LOSS: (1,)} if terms.loss else {}) | ({} if terms.exact else {CUT: (2,)})
     return Subject(agreed, model, plan, shapes)
 
 
@@ -87,14 +92,17 @@ class SummedUpdate:
             overwritten.
         base: What it was sent, by name; what is not in it began with zeros.
         terms: The mean's.
-        randomness: What the rounding is drawn from.
+        seed: Of this turn; the same update is rounded alike whenever it is sent.
+        diverged: Whether the training has diverged, so that the update holds zeros in place of changes.
 
     Raises:
         FrameError: The update has other tensors than the terms say.
         TrainingError: Its weight is no whole number from 1 to the terms' scale.
     """
 
-    def __init__(self, update: Update, base: Tensors, terms: MeanTerms, randomness: Randomness) -> None:
+    def __init__(
+        self, update: Update, base: Tensors, terms: MeanTerms, seed: Seed, *, diverged: bool = False
+    ) -> None:
         expected = {each.name: each.shape for each in terms.tensors}
         if {name: tuple(tensor.shape) for name, tensor in update.tensors.items()} != expected:
             raise FrameError(
@@ -105,12 +113,13 @@ class SummedUpdate:
                 f"an update weighs {update.weight:g}; in this sum it can be a whole number from 1 to "
                 f"{terms.scale}"
             )
-        self._update, self._base, self._terms, self._randomness = update, base, terms, randomness
-        self._cut = 0
+        self._update, self._base, self._terms = update, base, terms
+        self._randomness = SecureRandomness(_rounding_key(update, seed))
+        self._cut, self._diverged = 0, diverged
 
     @torch.no_grad()
     def elements(self) -> Iterator[tuple[str, Tensor]]:
-        """Yields the ring elements of each tensor, the weight, the loss and the count of cut values."""
+        """Yields the ring elements of each tensor, the weight, the loss and the counts."""
         share, bits = self._update.weight / self._terms.scale, self._terms.ring
         for each in self._terms.tensors:
             change = self._update.tensors[each.name].to("cpu", torch.float32).contiguous()
@@ -125,7 +134,21 @@ class SummedUpdate:
             own = torch.tensor([loss * share if isinstance(loss, float) else 0.0], dtype=torch.float32)
             yield LOSS, quantize_(own, LARGEST_LOSS, self._randomness, bits)[0]
         if not self._terms.exact:
-            yield CUT, count_elements([self._cut], bits)
+            yield CUT, count_elements([self._cut, int(self._diverged)], bits)
+
+
+def _rounding_key(update: Update, seed: Seed) -> bytes:
+    """Returns the key of what an update's rounding is drawn from: a hash of the whole update.
+
+    Whoever could tell it knows the update. A server that knew the rounding could ask for a range so wide that
+    each element is rounded up or down by it alone, and tell whose a sum's elements are.
+    """
+    digest = hashlib.sha256(seed.numpy().bytes(32))
+    for name, tensor in update.tensors.items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)
+    digest.update(repr(update.values.get("loss")).encode())
+    return digest.digest()
 
 
 def counted_tensor(names: Sequence[str]) -> SummedTensor:
@@ -159,6 +182,7 @@ class SummedMean:
         error: The declared error of the tensor of which it is largest.
         cut: How many values were cut; None if the count is impossible, so that a site has lied about it.
         values: How many values all sites have sent.
+        diverged: At how many sites the training has diverged, whose changes are zeros.
     """
 
     mean: Mean
@@ -166,15 +190,20 @@ class SummedMean:
     error: RoundingError
     cut: int | None
     values: int
+    diverged: int
 
 
-def cut_values(total: Tensors, terms: MeanTerms, sites: int) -> tuple[int | None, int]:
-    """Returns how many values were cut, and of how many; None where a site must have lied about the count."""
+def cut_values(total: Tensors, terms: MeanTerms, sites: int) -> tuple[int | None, int, int]:
+    """Returns how many values were cut, and of how many, and how many sites' training has diverged.
+
+    The first is None where a site must have lied about it, and the last is cut to what there can be.
+    """
     own = sum(math.prod(each.shape) for each in terms.tensors)
     if terms.exact:
-        return 0, sites * own
-    (cut,) = counts_in(total[CUT], terms.ring)
-    return (cut if cut <= sites * min(own, most_counted(terms.ring)) else None), sites * own
+        return 0, sites * own, 0
+    cut, diverged = counts_in(total[CUT], terms.ring)
+    possible = cut <= sites * min(own, most_counted(terms.ring))
+    return (cut if possible else None), sites * own, min(diverged, sites)
 
 
 @torch.no_grad()
@@ -200,7 +229,7 @@ def mean_from(
             f"to {len(survivors) * terms.scale}: at least one site has sent a false weight, and the masks "
             "hide which one"
         )
-    cut, values_sent = cut_values(total, terms, len(survivors))
+    cut, values_sent, diverged = cut_values(total, terms, len(survivors))
     widens = cut is not None and cut > MOST_SATURATED * values_sent
     factor, tensors, bounds = terms.scale / weight, {}, {}
     for each in terms.tensors:
@@ -216,4 +245,6 @@ def mean_from(
     worst = rounding_error(max(each.bound for each in terms.tensors), len(survivors), terms.ring)
     error = RoundingError(worst.step * factor, worst.deviation * factor, worst.largest * factor)
     weights, counts = dict.fromkeys(tensors, float(weight)), dict.fromkeys(tensors, len(survivors))
-    return SummedMean(Mean(tensors, weights, values, counts, survivors), bounds, error, cut, values_sent)
+    return SummedMean(
+        Mean(tensors, weights, values, counts, survivors), bounds, error, cut, values_sent, diverged
+    )

@@ -43,11 +43,14 @@ class ReleaseGuard:
     Args:
         path: The site's database; it must outlive every run.
         client: The client.
-        allowed: Sites whose single update this site's operator has agreed to reveal (`--allow-without`).
+        allowed: Sites whose update this site's operator has agreed to reveal (`--allow-without`), each with
+            the hash of the model whose sum has revealed it; empty as long as none has. A consent is of one
+            model: the guard writes the hash.
     """
 
-    def __init__(self, path: Path, client: str, allowed: Collection[str] = ()) -> None:
-        self._path, self._client, self._allowed = path, client, frozenset(allowed)
+    def __init__(self, path: Path, client: str, allowed: dict[str, str] | None = None) -> None:
+        self._path, self._client = path, client
+        self._allowed = {} if allowed is None else allowed
 
     def begin(self, name: SumName) -> bool:
         """Records durably that an attempt begins; returns whether one of the same sum was begun before.
@@ -108,10 +111,12 @@ class ReleaseGuard:
                     "one"
                 )
             self._require(connection, name, summed, lambda before: before ^ own)
+            revealed = self._revealed(connection, summed, lambda before: before ^ own)
             connection.execute(
                 "INSERT OR IGNORE INTO released VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*self._key(name), summed, json.dumps(sorted(own))),
             )
+        self._allowed.update(dict.fromkeys(revealed, summed))
 
     def trained_on(self, handler: str, tensors: str | None) -> str:
         """Returns the hash of the tensors that the client's update is trained from, and stores a new one.
@@ -154,18 +159,23 @@ class ReleaseGuard:
             raise AlreadyReleased(
                 f"this site has released {name} over another model or plan; a sum is made once"
             )
+        allowed = {site for site, used in self._allowed.items() if used in ("", summed)}
+        if others := sorted(self._revealed(connection, summed, differing) - allowed):
+            raise AlreadyReleased(
+                "this site has released a sum over the same model with other sites; another one would reveal "
+                f"the update of {', '.join(others)}. Ask the same sites; or each of them accepts that the "
+                "server learns it, with fedstrata join "
+                + " ".join(f"--allow-without {site}" for site in others)
+            )
+
+    def _revealed(
+        self, connection: Connection, summed: str, differing: Callable[[set[str]], set[str]]
+    ) -> set[str]:
+        """Returns the sites by which a sum would differ from those released over the same model."""
         rows = connection.execute(
             "SELECT DISTINCT survivors FROM released WHERE client = ? AND summed = ?", (self._client, summed)
         )
-        for (survivors,) in rows.fetchall():
-            before = set(json.loads(survivors))
-            if others := sorted(differing(before) - self._allowed):
-                raise AlreadyReleased(
-                    f"this site has released a sum over the same model with {', '.join(sorted(before))}; "
-                    f"another one with other sites would reveal the update of {', '.join(others)}. Ask the "
-                    "same sites; or each of them accepts that the server learns it, with fedstrata join "
-                    + " ".join(f"--allow-without {site}" for site in others)
-                )
+        return {site for (survivors,) in rows.fetchall() for site in differing(set(json.loads(survivors)))}
 
     def _content(self, connection: Connection, name: SumName) -> set[str]:
         """Returns the hashes of what was released under a name."""

@@ -204,6 +204,11 @@ def fields_of(template: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+def holds_template(given: str, mark: str) -> bool:
+    """Returns whether a setting holds a template itself, and not the path of one."""
+    return f"{{{mark}}}" in given
+
+
 def read_template(given: str, mark: str, path: str) -> str:
     """Returns a template of the user's own.
 
@@ -216,7 +221,7 @@ def read_template(given: str, mark: str, path: str) -> str:
     Raises:
         ConfigurationError: The file cannot be read.
     """
-    if f"{{{mark}}}" in given:
+    if holds_template(given, mark):
         return given
     try:
         return Path(given).expanduser().read_text(encoding="utf-8")
