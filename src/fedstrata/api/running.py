@@ -173,11 +173,11 @@ def resume(
         raise ConfigurationError([Problem(name, message) for name in kept])
     source_of(None, options)  # first: a class of a notebook that is given again is known by then
     source = resumable(folder, None, (), named_by="folder", command="fedstrata run")
-    again = {name: options.pop(name, None) for name in ("data", "columns")}
+    data, columns = options.pop("data", None), options.pop("columns", None)
     lay(source, options)
     require_same_settings(folder, source)
-    with_documents_again(source, again["data"], again["columns"], folder)
-    with kept_for(folder, SETTINGS, keep=keep_documents, resumes=again["data"] is None):
+    with_documents_again(source, data, columns, folder)
+    with kept_for(folder, SETTINGS, keep=keep_documents, resumes=data is None):
         return _finished(Session(display, on_event), source, folder, resume=True, display=display)
 
 
