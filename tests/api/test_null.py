@@ -153,7 +153,7 @@ def test_a_run_that_is_given_none_clips_nothing(
     assert at(read_source(usual.folder / "config.yaml", []).values, CLIP) == 1.0
     losses = {run: fs.load(tmp_path / run).history.loss.tolist() for run in (*kept, "usual")}
     assert losses["null"] == losses["section"]
-    assert fs.load(given.folder, settings={"threads": None}).annotate("A note.")
+    assert fs.load(given.folder, settings={"threads": None}).annotate(["A note."])
 
 
 @pytest.mark.slow  # a run is a process of its own

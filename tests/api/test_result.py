@@ -62,7 +62,7 @@ def test_predictions_are_a_row_a_mention(result: fs.Result) -> None:
 
 def test_a_text_alone_and_a_document_are_read_too(result: fs.Result) -> None:
     document = fs.Document("mine", TEXTS[0])
-    (alone,), (named,) = result.annotate(TEXTS[0]), result.annotate(document)
+    (alone,), (named,) = result.annotate([TEXTS[0]]), result.annotate(document)
     assert alone.spans == named.spans
     assert named.id == "mine"
     with pytest.raises(fs.ConfigurationError, match="texts: number 1 must be text"):

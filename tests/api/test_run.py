@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,13 +65,64 @@ def test_documents_by_site_are_the_run_that_their_files_are(
     assert result.folder == Path("runs/run")
 
 
-def test_documents_are_kept_for_their_owner_alone(notes: dict[str, list[fs.Document]]) -> None:
+def files_with(texts: set[str], folder: Path) -> list[Path]:
+    """Returns the files that hold one of these texts, as JSON would have them too."""
+    spellings = {spelt.encode() for text in texts for spelt in (text, json.dumps(text)[1:-1])}
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path for path in files if any(each in path.read_bytes() for each in spellings)]
+
+
+def test_a_run_that_ends_leaves_no_text_of_documents_that_are_objects(
+    notes: dict[str, list[fs.Document]],
+) -> None:
+    """It is resumed with the same documents, and with no others."""
+    texts = {document.text for own in notes.values() for document in own}
     result = fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", **tiny())
+    assert files_with(texts, Path("run")) == []
+    assert not (result.folder / "inputs").exists()
+    for wrong in ({}, {"data": {site: own[1:] for site, own in notes.items()}}):
+        with pytest.raises(fs.FedstrataError):
+            fs.resume("run", rounds=2, progress=False, **wrong)
+    assert len(fs.resume("run", rounds=2, progress=False, data=notes).history) == 2
+    assert files_with(texts, Path("run")) == []
+
+
+def test_documents_are_kept_where_it_is_asked_for_and_for_their_owner_alone(
+    notes: dict[str, list[fs.Document]],
+) -> None:
+    own = tiny()
+    result = fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", keep_documents=True, **own)
     kept = result.folder / "inputs" / "documents.jsonl"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
     settings = check_settings(read_source(result.folder / "config.yaml", [])).settings
     assert settings.data.path == str(kept.absolute())
+    with pytest.raises(fs.ConfigurationError, match="data: is kept in"):
+        fs.resume("run", rounds=2, progress=False, data=notes)
+    assert len(fs.resume("run", rounds=2, progress=False).history) == 2
+    assert not kept.exists()
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_run_that_is_stopped_says_where_its_documents_are(
+    notes: dict[str, list[fs.Document]], monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """One that had not begun leaves none."""
+
+    def stop(event: str, facts: Mapping[str, Any]) -> None:
+        if event == "round":
+            raise KeyboardInterrupt
+
+    if not begun:
+        monkeypatch.setattr("fedstrata.engine.prepare.load_model", lambda *args, **options: stop("round", {}))
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        fs.run(data=notes, task="ner", method="fedavg", rounds=2, out="run", on_event=stop, **tiny())
+    kept = Path("run") / "inputs" / "documents.jsonl"
+    assert kept.exists() == begun
+    assert (str(kept.absolute()) in "".join(getattr(stopped.value, "__notes__", []))) == begun
+    if begun:
+        assert len(fs.resume("run", progress=False).history) == 2
+        assert not kept.exists()
 
 
 ROWS = {
@@ -198,7 +250,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_numbers(notes: dict[str, li
 
 
 def test_going_on_with_other_settings_is_refused(notes: dict[str, list[fs.Document]]) -> None:
-    fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", **tiny())
+    fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", keep_documents=True, **tiny())
     with pytest.raises(fs.ConfigurationError, match=r"training\.learning_rate"):
         fs.resume("run", settings={"training.learning_rate": 1.0}, progress=False)
     assert len(fs.resume("run", rounds=2, progress=False).history) == 2
@@ -224,7 +276,7 @@ def test_a_method_of_a_function_cannot_go_to_workers(notes: dict[str, list[fs.Do
     result = fs.run(data=notes, task="ner", method=Mine(), rounds=1, out="run", **tiny())
     assert result.state == "finished"
     with pytest.raises(fs.ConfigurationError, match="a function"):
-        fs.resume("run", workers=2, rounds=2, progress=False)
+        fs.resume("run", workers=2, rounds=2, progress=False, data=notes)
 
 
 class Mentions(fs.Metric):

@@ -12,6 +12,8 @@ import pytest
 from support import Call
 
 import fedstrata as fs
+from fedstrata.api.corpora import READ_SETTINGS
+from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.data.writers import write
 
 
@@ -21,6 +23,8 @@ def test_a_comparison_is_a_frame_with_means_intervals_and_tests(tmp_path: Path) 
     compared = fs.compare(
         methods=[fs.methods.FedAvg(), fs.methods.LayerSkipping(top=1)],
         seeds=(0, 1),
+        baseline="fedavg",
+        p_values=True,
         data=fs.synth(sites=2, notes=24),
         task=fs.tasks.NamedEntityRecognition(max_length=64),
         rounds=2,
@@ -39,7 +43,12 @@ def test_a_comparison_is_a_frame_with_means_intervals_and_tests(tmp_path: Path) 
         half = 12.706204736432095 * statistics.stdev(scores) / 2**0.5  # t of one degree of freedom, 97.5 %
         assert table.loc[row, ("f1", "high")] == pytest.approx(statistics.mean(scores) + half)
     assert len(compared.cells) == 4
-    assert table["f1", "p"].notna().sum() == 1  # the best row is compared with nothing
+    other = table.loc[rows[1]]
+    assert other["f1", "difference"] == pytest.approx(
+        other["f1", "mean"] - table.loc["fedavg", ("f1", "mean")]
+    )
+    assert other["f1", "difference_low"] <= other["f1", "difference"] <= other["f1", "difference_high"]
+    assert table["f1", "p"].isna()["fedavg"]
     assert rows[0] in compared._repr_html_()
     with pytest.raises(fs.ConfigurationError, match="with seed 7"):
         compared.result(rows[0], 7)
@@ -55,6 +64,19 @@ def moved(document: fs.Document) -> fs.Document:
     """A document whose first mention was found one character too long."""
     first, *others = document.spans
     return replace(document, spans=(replace(first, end=first.end + 1), *others), relations=())
+
+
+@pytest.mark.parametrize(
+    "setting", [*sorted({*CorpusSettings.model_fields} - READ_SETTINGS - {"format", "path"}), "colums"]
+)
+def test_a_setting_that_reading_does_not_use_is_refused_by_name(tmp_path: Path, setting: str) -> None:
+    write(
+        [document for own in fs.synth(sites=1, notes=2).values() for document in own], tmp_path / "a", "jsonl"
+    )
+    for format in (None, Lines()):
+        with pytest.raises(fs.ConfigurationError) as error:
+            fs.read(tmp_path / "a", format, **{setting: None})
+        assert [problem.path for problem in error.value.problems] == [setting]
 
 
 def test_scores_are_those_of_the_command_line(tmp_path: Path, call: Call) -> None:

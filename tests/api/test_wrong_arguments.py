@@ -213,9 +213,10 @@ def test_a_run_is_found_after_it_or_the_working_folder_has_moved(
 def test_what_is_asked_of_a_result_in_a_wrong_way() -> None:
     """Names of columns are no texts, and no client has the scores of one that is not there."""
     result = fs.run(**tiny(), out="run")
-    for wrong in (FRAME, {"x": NOTES}, 3, [3], [fs.Document("1", None)]):  # type: ignore[arg-type]
-        with pytest.raises(fs.ConfigurationError, match="texts: "):
-            result.predict(wrong)  # type: ignore[arg-type]
+    for wrong in (FRAME, {"x": NOTES}, 3, [3], [fs.Document("1", None)], "run", "No fever."):  # type: ignore[arg-type]
+        for ask in (result.predict, result.annotate):
+            with pytest.raises(fs.ConfigurationError, match="texts: "):
+                ask(wrong)  # type: ignore[operator]
     assert list(result.predict(FRAME["note"]).columns)
     with pytest.raises(fs.ConfigurationError, match="format: is for a path"):
         result.predict(["a"], format="brat")

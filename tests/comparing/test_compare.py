@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedstrata.comparing.check import check_comparison
-from fedstrata.comparing.compare import Comparison, choose
+from fedstrata.comparing.compare import Comparison, choose, shares_of_cores
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.sweep import read_sweep
@@ -342,14 +342,14 @@ def test_what_has_not_finished_all_its_rounds_is_not_taken_as_finished(
     assert trial[0].summary() is None
 
 
-def test_runs_side_by_side_share_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedstrata.comparing.check.cores", lambda: 8)
-
-    def threads(*overrides: str, jobs: int) -> int | None:
-        (row,) = checked(tmp_path, BASE, "sweep.seeds=[0]", *overrides, jobs=jobs)._rows
-        return row.trials[None][0].checked.settings.threads
-
-    assert threads(jobs=1) is None
-    assert threads(jobs=3) == 2
-    assert threads(jobs=16) == 1
-    assert threads("threads=5", jobs=3) == 5
+def test_runs_side_by_side_share_the_cores_and_change_no_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums depend on threads, so that a table would depend on `--jobs`."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: {*range(8)}, raising=False)
+    assert shares_of_cores(1) == []
+    assert shares_of_cores(3) == [[0, 3, 6], [1, 4, 7], [2, 5]]
+    assert shares_of_cores(16) == []
+    for jobs in (1, 3):
+        (row,) = checked(tmp_path, BASE, "sweep.seeds=[0]", jobs=jobs)._rows
+        assert row.trials[None][0].checked.settings.threads is None

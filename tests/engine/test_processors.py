@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from private_client import PRIVATE
 from support import TINY
 
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine import processors, ray_cluster
 from fedstrata.engine.prepare import Experiment, prepare
@@ -63,6 +65,41 @@ def test_auto_goes_by_cores_clients_and_memory(gpus: Callable[[int], None], auto
     gpus(0)
     assert [auto(cores) for cores in (1, 2, 8)] == [1, 2, 3]
     assert auto(8, free=2**20) == 1
+
+
+def test_a_client_of_a_simulation_has_one_thread_whatever_the_workers(experiment: Experiment) -> None:
+    assert experiment.settings.threads == torch.get_num_threads() == 1
+    assert read_source(None, []).values.get("threads") is None
+    assert RunSettings().workers == "auto"
+
+
+@pytest.mark.parametrize(
+    ("cores", "changed", "named"),
+    [
+        (2, {"workers": 1}, "workers: auto"),
+        (8, {"workers": "auto"}, "threads: 2"),  # three clients are in a round
+        (3, {"workers": "auto"}, None),
+        (8, {"workers": 1, "threads": 8}, None),
+    ],
+)
+def test_idle_cores_are_told_with_the_setting_that_uses_them(
+    experiment: Experiment,
+    monkeypatch: pytest.MonkeyPatch,
+    gpus: Callable[[int], None],
+    cores: int,
+    changed: dict[str, Any],
+    named: str | None,
+) -> None:
+    gpus(0)
+    monkeypatch.setattr(processors, "cores", lambda: cores)
+    settings = experiment.settings.model_copy(update=changed)
+    known = experiment.method, experiment.model, experiment.clients
+    workers = workers_of(settings, *known)
+    told = replace(experiment, settings=settings, workers=workers).idle_cores
+    assert (f"{workers} of this machine's {cores} cores" in told) == (named is not None)
+    assert named is None or named in told
+    short = settings.model_copy(update={"federation": settings.federation.model_copy(update={"rounds": 1})})
+    assert replace(experiment, settings=short, workers=1).idle_cores == ""
 
 
 def test_auto_goes_by_the_memory_that_processes_share(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,22 +96,50 @@ def test_mean_and_spread_are_those_of_the_statistics_module() -> None:
     assert values(table, "a", "peak_memory_megabytes")["mean"] == 500.0
 
 
-def test_the_difference_to_the_best_is_paired_by_seed() -> None:
-    best, other, worse = [0.9, 0.7, 0.8], [0.8, 0.75, 0.79], [0.5, 0.6, 0.7]
-    table = table_of(row("other", other), row("best", best), row("worse", worse))
-    assert values(table, "best", "f1")["behind_best"] is None
-    differences = [one - two for one, two in zip(other, best, strict=True)]
-    behind = values(table, "other", "f1")["behind_best"]
-    assert behind["row"] == "best"
-    assert behind["n"] == 3
-    assert behind["mean"] == pytest.approx(statistics.fmean(differences))
-    assert (behind["minimum"], behind["maximum"]) == (min(differences), max(differences))
-    read = {item[""]: item["f1 behind the best"] for item in from_markdown(markdown(table))}
+def test_differences_to_the_named_baseline_are_paired_by_seed() -> None:
+    base, other, best = [0.9, 0.7, 0.8], [0.8, 0.75, 0.79], [0.95, 0.77, 0.89]
+    rows = row("other", other), row("base", base), row("best", best), row("elsewhere", best, data="e")
+    table = table_of(*rows, baseline="base")
+    assert values(table, "base", "f1")["difference"] is None
+    assert values(table, "elsewhere", "f1")["difference"] is None  # not the same documents
+    differences = [one - two for one, two in zip(other, base, strict=True)]
+    found = values(table, "other", "f1")["difference"]
+    assert (found["n"], found["p"]) == (3, None)
+    expected = scipy.stats.ttest_rel(other, base)
+    interval = expected.confidence_interval(0.95)
+    assert found["mean"] == pytest.approx(statistics.fmean(differences))
+    assert (found["low"], found["high"]) == (pytest.approx(interval.low), pytest.approx(interval.high))
+    read = {item[""]: item["f1 - baseline"] for item in from_markdown(markdown(table))}
     assert read == {
-        "other": "-2.0 (-10.0 to 5.0) ≈",  # better on one seed
-        "best": "-",
-        "worse": "-20.0 (-40.0 to -10.0)",
+        "other": "-2.0 (-20.8 to 16.8)",
+        "base": "-",
+        "best": "7.0 (2.0 to 12.0)",
+        "elsewhere †": "-",
     }
+    assert not any(text.startswith("p:") for text in notes(table))
+
+
+def test_without_a_baseline_nothing_is_compared_and_p_is_given_on_request_alone() -> None:
+    base, other, best = [0.9, 0.7, 0.8], [0.8, 0.75, 0.79], [0.95, 0.77, 0.89]
+    rows = row("other", other), row("base", base), row("best", best)
+    plain = table_of(*rows)
+    assert "f1 - baseline" not in grid(plain)[0]
+    assert all(each["values"]["f1"]["difference"] is None for each in plain["rows"])
+    table = table_of(*rows, baseline="base", p_values=True)
+    found = {name: values(table, name, "f1")["difference"]["p"] for name in ("other", "best")}
+    alone = {
+        name: float(scipy.stats.ttest_rel(own, base).pvalue)
+        for name, own in (("other", other), ("best", best))
+    }
+    assert found == {"other": pytest.approx(alone["other"]), "best": pytest.approx(2 * alone["best"])}
+    assert values(table, "best", "mean_client.f1")["difference"]["p"] is None  # no test of each figure
+    read = {item[""]: item["f1 - baseline"] for item in from_markdown(markdown(table))}
+    assert read["best"] == f"7.0 (2.0 to 12.0), p {found['best']:.3f}"
+
+
+def test_one_seed_has_a_difference_and_no_interval() -> None:
+    table = table_of(row("base", [0.5]), row("other", [0.6]), baseline="base")
+    assert {item[""]: item["f1 - baseline"] for item in from_markdown(markdown(table))}["other"] == "10.0"
 
 
 @given(
@@ -241,10 +270,10 @@ def test_of_falling_scores_the_lowest_is_best_and_no_points(tmp_path: Path) -> N
             cells.append(CellResult(item.seed, item.folder, summary, run))
         return RowResult(name, tuple(cells))
 
-    table = table_of(falling("good", [20.0, 21.0]), falling("bad", [30.5, 20.5]))
+    table = table_of(falling("good", [20.0, 21.0]), falling("bad", [30.5, 20.5]), baseline="good")
     found = {line[""]: line for line in from_markdown(markdown(table))}
     assert found["good"]["perplexity"].startswith("**20.500 ± ")
-    assert found["bad"]["perplexity behind the best"] == "5.000 (-0.500 to 10.500) ≈"
+    assert found["bad"]["perplexity - baseline"].startswith("5.000 (")
     assert found["good"]["perplexity, clients' own models"].startswith("**21.500")
     text = " ".join(notes(table))
     assert "Of perplexity on the test split lower is better." in text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,15 @@ def test_of_any_number_of_labels_as_many_are_given_as_are_best_for_the_training_
     assert constant_labels(train, classes, one_each=False)[0] == ("a", "b")
     scores = scores_of(task, train, train)[MAJORITY]
     assert scores["micro_f1"] == pytest.approx(f1({"a", "b"}))
+
+
+def test_a_label_has_its_share_of_the_documents_in_which_it_was_looked_for() -> None:
+    """Half of the documents were annotated for `b` alone: what they say of `a` is unknown."""
+    both = labelled(["a"], ["a", "b"])
+    only_b = [replace(each, annotates=frozenset({"b"})) for each in labelled([], [])]
+    labels, shares = constant_labels([*both, *only_b], ["a", "b"], one_each=False)
+    assert labels == ("a",)
+    assert shares.tolist() == [1.0, 0.25]
 
 
 def test_all_pairs_are_related_as_pairs_of_their_types_most_often_are() -> None:

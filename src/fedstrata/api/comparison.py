@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from scipy import stats
-
 from fedstrata.api.arguments import with_argument_names
-from fedstrata.api.inputs import kept_if_begun
+from fedstrata.api.inputs import kept_for
 from fedstrata.api.options import Config, Options, section_of, source_of
 from fedstrata.api.result import Result
 from fedstrata.api.running import with_objects
@@ -33,9 +30,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fedstrata.core.method import Method
-
-LEVEL = 0.95
-"""The share of intervals that hold the mean over seeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +58,10 @@ class Comparison:
     def table(self) -> pd.DataFrame:
         """A row a method or setting: figures as `mean`, `sd`, and `low` and `high` of the mean over seeds.
 
-        Scores are fractions. `low` and `high` are a 95 % t-interval over seeds, none for one seed. `p` tests
-        the score that runs are judged by against the best row's, paired by seed (t-test, two-sided; with few
-        seeds it has little power); `delta` is the mean difference.
+        Scores are fractions. `low` and `high` are a 95 % t-interval over seeds, none for one seed. With a
+        `baseline`, `difference` is the mean of the row minus the baseline on the same seeds, `difference_low`
+        and `difference_high` are its interval, and with `p_values` the score that runs are judged by has `p`:
+        that of a paired t-test, two-sided, corrected by Holm's method for the number of rows.
         """
         import pandas as pd
 
@@ -139,48 +134,22 @@ class Comparison:
     def _statistics(self, row: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
         figures: dict[tuple[str, str], Any] = {}
         for key in self.raw["shown"]:
-            values = row["values"].get(key)
-            numbers = [] if values is None else list(values["by_seed"].values())
-            low, high = interval_of_mean(numbers)
-            mean, spread = (None, None) if values is None else (values["mean"], values["standard_deviation"])
-            figures |= {(key, "mean"): mean, (key, "sd"): spread, (key, "low"): low, (key, "high"): high}
-        figures |= self._against_best(row)
+            values = row["values"].get(key) or {}
+            names = {"mean": "mean", "sd": "standard_deviation", "low": "low", "high": "high"}
+            figures |= {(key, name): values.get(kept) for name, kept in names.items()}
+            if self.raw["baseline"] is not None:
+                difference = values.get("difference") or {}
+                figures[key, "difference"] = difference.get("mean")
+                figures[key, "difference_low"] = difference.get("low")
+                figures[key, "difference_high"] = difference.get("high")
+                if self.raw["p_values"] and key == self.metric:
+                    figures[key, "p"] = difference.get("p")
         return figures
-
-    def _against_best(self, row: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
-        own = row["values"].get(self.metric)
-        behind = own and own["behind_best"]
-        if not behind:
-            return {(self.metric, "delta"): None, (self.metric, "p"): None}
-        best = next(each for each in self.raw["rows"] if each["name"] == behind["row"])["values"][self.metric]
-        seeds = [seed for seed in own["by_seed"] if seed in best["by_seed"]]
-        mine, theirs = ([one["by_seed"][seed] for seed in seeds] for one in (own, best))
-        return {(self.metric, "delta"): behind["mean"], (self.metric, "p"): paired_p(mine, theirs)}
 
     def _repr_html_(self) -> str:
         scores = [key for key in self.raw["shown"] if (key, "mean") in self.table.columns]
         shown: str = self.table[scores].dropna(axis=1, how="all").to_html(float_format="{:.4g}".format)
         return shown
-
-
-def interval_of_mean(numbers: Sequence[float]) -> tuple[float | None, float | None]:
-    """Returns the ends of Student's interval of a mean; none for fewer than two numbers."""
-    if len(numbers) < 2:
-        return None, None
-    mean, error = sum(numbers) / len(numbers), float(stats.sem(numbers))
-    half = float(stats.t.ppf((1 + LEVEL) / 2, len(numbers) - 1)) * error
-    return mean - half, mean + half
-
-
-def paired_p(first: Sequence[float], second: Sequence[float]) -> float | None:
-    """Returns the chance of a difference as large between pairs; none for fewer than two pairs."""
-    if len(first) < 2:
-        return None
-    differences = [one - other for one, other in zip(first, second, strict=True)]
-    if max(differences) - min(differences) == 0:  # no spread to measure a difference by
-        return 1.0 if differences[0] == 0 else 0.0
-    found = float(stats.ttest_rel(first, second).pvalue)
-    return None if math.isnan(found) else found
 
 
 @with_argument_names
@@ -191,6 +160,8 @@ def compare(
     grid: Mapping[str, Sequence[Any]] | None = None,
     rows: Mapping[str, Mapping[str, Any]] | None = None,
     seeds: Sequence[int] | None = None,
+    baseline: str | None = None,
+    p_values: bool = False,
     jobs: int = 1,
     out: str | Path | None = None,
     progress: bool = True,
@@ -207,6 +178,8 @@ def compare(
         grid: Values to try by dotted path; every row with every combination.
         rows: Settings of each row by its name, nested as in a configuration.
         seeds: Seeds of every row; 0, 1 and 2 when none.
+        baseline: The row that every other row is compared with, by its name; no differences when none.
+        p_values: Whether each difference to the baseline has a p-value, corrected for the number of rows.
         jobs: Runs side by side.
         out: Where everything is kept; `comparisons/NAME` when none.
         progress: Whether progress is shown.
@@ -225,12 +198,15 @@ def compare(
         for file in files
     }
     first = next(iter(sources.values()))
-    for path, value in _described(methods, grid, rows, seeds).items():
+    described = _described(methods, grid, rows, seeds)
+    described |= {} if baseline is None else {"baseline": baseline}
+    described |= {"p_values": True} if p_values else {}
+    for path, value in described.items():
         assign(first, f"{SECTION}.{path}", value, f"the argument {path}")
     name = "-".join(str(source.values.get("name", Path(file).stem)) for file, source in sources.items())
     folder = Path(out) if out is not None else Path("comparisons") / (folder_name(name) or "comparison")
     refuse([*folder_problems(folder)])  # before anything is kept in it
-    with kept_if_begun(folder, LOCK):
+    with kept_for(folder, LOCK, resumes=False):
         for source in sources.values():
             with_objects(source, options, folder)
         return executed(sweep_of(sources), folder, jobs, display)
@@ -329,6 +305,8 @@ def executed(sweep: Sweep, folder: Path, jobs: int, display: Display | None) -> 
         name=sweep.name,
         columns=sweep.settings.columns,
         floors=sweep.settings.floors,
+        baseline=sweep.settings.baseline,
+        p_values=sweep.settings.p_values,
         different_data=sweep.settings.allow_different_data,
         machine={**machine(), "jobs": jobs},
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,21 @@ from fedstrata.data.synthetic.admissions import under_admissions
 from fedstrata.data.writers import write
 from fedstrata.results.document_pairs import format_of as detected
 
+READ_SETTINGS = frozenset(
+    {
+        "columns",
+        "conll",
+        "conllu",
+        "dataset",
+        "mimic",
+        "reader",
+        "relation_table",
+        "text",
+        "unannotated",
+    }
+)
+"""Settings of the section `data` that say how files are read; others say what a run takes of them."""
+
 
 def read(path: str | Path, format: str | Reader | None = None, **settings: Any) -> list[Document]:
     """Reads the documents of a file or folder; sub-folders are sites.
@@ -29,16 +45,20 @@ def read(path: str | Path, format: str | Reader | None = None, **settings: Any) 
         path: The file or folder; with the format `datasets` also an id of the hub.
         format: A format of `data.format`, a reader of one's own, or the reference of one; brat, i2b2 and
             jsonl are known by the files' names when none.
-        **settings: Settings of the section `data` by name: `columns`, `mimic`, `unannotated`, `reader` ...
+        **settings: Settings of the section `data` that say how files are read, by name: `columns`, `conll`,
+            `conllu`, `dataset`, `mimic`, `reader`, `relation_table`, `text`, `unannotated`; none with a
+            reader object, which has its own. What a run keeps of documents (`types`, `labels`, ...) are
+            settings of the run.
 
     Returns:
         The documents, sorted by path.
 
     Raises:
-        ConfigurationError: There is no such format, or a setting does not fit.
+        ConfigurationError: There is no such format, or a setting does not fit or has no effect.
         DataError: The path does not exist, or a file does not follow the format.
     """
     place = Path(path).expanduser()
+    refuse([*_without_effect(settings, own_reader=isinstance(format, Reader))])
     if isinstance(format, Reader):
         name = READERS.name_of(type(format))
         return read_format(place, name, formats={**FORMATS, name: format_of(format)})
@@ -59,6 +79,15 @@ def read(path: str | Path, format: str | Reader | None = None, **settings: Any) 
         dataset=corpus.dataset,
         columns=corpus.columns,
     )
+
+
+def _without_effect(settings: Mapping[str, Any], *, own_reader: bool) -> Iterator[Problem]:
+    """Yields the settings of a corpus that reading does not use."""
+    for name in settings:
+        if own_reader:
+            yield Problem(name, "has no effect with a reader object, whose settings are its own")
+        elif name in CorpusSettings.model_fields and name not in READ_SETTINGS:
+            yield Problem(name, f"has no effect in read; it is a setting of a run, data.{name}")
 
 
 @with_argument_names

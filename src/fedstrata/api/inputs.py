@@ -1,7 +1,8 @@
 """What a configuration cannot hold, given as objects: documents, tables and loaded models.
 
-They become files in the run directory, so that a run is gone on with, copied to workers and used afterwards
-like any other: nothing else of fedstrata knows of objects. The folder can be read by its owner alone.
+They become files in the run directory, so that a run is gone on with and copied to workers like any other:
+nothing else of fedstrata knows of objects. The folder can be read by its owner alone, and documents are
+removed when the run ends, unless they are to be kept.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import filecmp
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from fedstrata.models.given import MODELS, keep_model
 from fedstrata.results.document_pairs import format_of
 
 ORIGIN = "the argument data"
+DOCUMENTS = "documents.jsonl"
+"""The file of documents that were given as objects."""
 
 
 def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, folder: Path) -> None:
@@ -56,8 +59,7 @@ def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, fold
             message = "has no meaning with documents: it says what the columns of tables hold"
             raise ConfigurationError([Problem("columns", message)])
         documents = documents_of(data, _checked(columns))
-        path = folder / INPUTS / "documents.jsonl"
-        _write_private(path, (jsonl.line(document, document.id).encode() for document in documents))
+        path = _write_documents(folder, documents)
         for name in ("format", "path", "files", "synthetic", "columns"):
             _forget(source, name)
         assign(source, "data.format", "jsonl", ORIGIN)
@@ -68,22 +70,57 @@ def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, fold
 
 
 @contextmanager
-def kept_if_begun(folder: Path, begun: str) -> Iterator[None]:
-    """Removes what was kept of objects if nothing begins with it.
+def kept_for(folder: Path, begun: str, *, keep: bool = False, resumes: bool = True) -> Iterator[None]:
+    """Removes documents that were given as objects when what they are for has ended, or does not begin.
 
     Args:
         folder: Where they are kept.
         begun: The file that is there once what they are for has begun.
+        keep: Whether they stay when it has ended.
+        resumes: Whether what is stopped goes on with them, and is not given them again. They stay then, and
+            the error says where.
     """
-    existed = folder.exists()
+    existed, documents = folder.exists(), folder / INPUTS / DOCUMENTS
     try:
         yield
-    except ConfigurationError:
+    except BaseException as error:
         if not (folder / begun).exists():
             shutil.rmtree(folder / INPUTS, ignore_errors=True)
             if not existed and folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
+        elif not resumes:
+            _remove_documents(folder)
+        elif documents.exists():
+            error.add_note(
+                f"the documents that the run was given are kept in {documents.absolute()}, which its owner "
+                "alone can read, so that it can go on; they are removed when it ends"
+            )
         raise
+    if not keep:
+        _remove_documents(folder)
+
+
+def with_documents_again(source: Source, data: Any, columns: Mapping[str, Any] | None, folder: Path) -> None:
+    """Gives a run that goes on the documents that were removed when it ended.
+
+    Args:
+        source: The run's configuration.
+        data: The documents, as they were given; none if they are not given again.
+        columns: As for `with_data`.
+        folder: The run directory.
+
+    Raises:
+        ConfigurationError: They are needed and not given, or given and not needed.
+    """
+    path = Path(str((source.values.get("data") or {}).get("path")))
+    removed = path == folder.absolute() / INPUTS / DOCUMENTS and not path.exists()
+    if data is None and removed:
+        message = "was removed when the run ended: give the same documents again"
+        raise ConfigurationError([Problem("data", message)])
+    if data is not None and not removed:
+        raise ConfigurationError([Problem("data", f"is kept in {folder}, and is not given again")])
+    if data is not None:
+        _write_documents(folder, documents_of(data, _checked(columns)))
 
 
 def with_model(source: Source, model: Any, tokenizer: Any, folder: Path) -> None:
@@ -298,17 +335,26 @@ def _checked(columns: Any) -> ColumnSettings:
     return found
 
 
-def _write_private(path: Path, lines: Iterable[bytes]) -> None:
-    """Writes a file that its owner alone can read; one with the same content is left as it is.
+def _remove_documents(folder: Path) -> None:
+    """Removes the documents that were given as objects."""
+    (folder / INPUTS / DOCUMENTS).unlink(missing_ok=True)
+    with suppress(OSError):  # a model is kept beside them, or nothing was
+        (folder / INPUTS).rmdir()
+
+
+def _write_documents(folder: Path, documents: Sequence[Document]) -> Path:
+    """Writes documents to a file that its owner alone can read; the same ones are left as they are.
 
     Raises:
-        ConfigurationError: There is one with another content.
+        ConfigurationError: There are others.
     """
-    content = b"".join(lines)
+    path = folder / INPUTS / DOCUMENTS
+    content = b"".join(jsonl.line(document, document.id).encode() for document in documents)
     if path.exists():
         if path.read_bytes() != content:
             message = f"{path} holds other documents; name another folder (out)"
             raise ConfigurationError([Problem("data", message, ORIGIN)])
-        return
+        return path
     private_folder(path.parent)
     write_atomically(path, [content], mode=0o600)
+    return path

@@ -35,8 +35,11 @@ def _listed(texts: Any) -> list[str | Document]:
     Raises:
         ConfigurationError: They are something else, of which a frame or a mapping would give its names.
     """
-    if isinstance(texts, str | Document):
+    if isinstance(texts, Document):
         return [texts]
+    if isinstance(texts, str):
+        message = "must be a list of texts or documents, not one str: give a text as [text]"
+        raise ConfigurationError([Problem("texts", f"{message}, a file or folder as pathlib.Path")])
     if isinstance(texts, Mapping) or is_table(texts) or not isinstance(texts, Iterable):
         message = f"must be a list of texts or documents, not {type(texts).__name__}"
         hint = "; of a frame give one column: frame['note']" if is_table(texts) else ""
@@ -133,7 +136,7 @@ class Result:
         import pandas as pd
 
         documents = (self._history.start or {}).get("clients", {})
-        scores = self.summary["metrics"]["clients"]
+        scores = (self.summary.get("metrics") or {}).get("clients") or {}
         rows = {name: {**parts, **overall(scores.get(name) or {})} for name, parts in documents.items()}
         return pd.DataFrame.from_dict(rows, orient="index")
 
@@ -153,12 +156,12 @@ class Result:
         return self._opened.task
 
     @with_argument_names
-    def annotate(self, texts: str | Document | Sequence[str | Document]) -> list[Document]:
+    def annotate(self, texts: Document | Sequence[str | Document]) -> list[Document]:
         """Returns documents with what the model finds in them as their annotations.
 
         Args:
-            texts: Texts, or documents; a task that reads mentions without finding them takes those of
-                documents.
+            texts: Texts or documents, in a list; a task that reads mentions without finding them takes those
+                of documents.
 
         Warns:
             TrainedOnWarning: The run was trained on some of them.
@@ -178,7 +181,7 @@ class Result:
     @with_argument_names
     def predict(
         self,
-        texts: str | Document | Path | Sequence[str | Document],
+        texts: Document | Path | Sequence[str | Document],
         *,
         out: str | Path | None = None,
         input_format: str = prediction.TEXT,
@@ -187,7 +190,8 @@ class Result:
         """Returns what the model finds: a row a mention or relation, else a row a document.
 
         Args:
-            texts: Texts or documents; or the path (`pathlib.Path`) of a file or folder.
+            texts: Texts or documents, in a list; or the path (`pathlib.Path`) of a file or folder. A single
+                `str` is refused, since it could be either.
             out: For a path, the folder to write predictions to; `predictions`, numbered if taken, when none.
             input_format: For a path, the format of its files, as `fedstrata predict --input-format`.
             format: For a path, the format to write, as `fedstrata predict --format`.

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from rich.console import Console
 
 from fedstrata.api.arguments import with_argument_names
-from fedstrata.api.inputs import kept_if_begun, with_data, with_model
+from fedstrata.api.inputs import kept_for, with_data, with_documents_again, with_model
 from fedstrata.api.options import OBJECTS, Config, OnEvent, Options, lay, source_of
 from fedstrata.api.result import Result
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -70,8 +70,11 @@ class Session:
         experiment = self.run.experiment
         if experiment.workers == 1:
             end_fork_server()
-        if isinstance(found := experiment.settings.workers, str) and self._display is not None:
-            self._display.say(f"workers: {found} is {experiment.workers} here")
+        if self._display is not None:
+            if isinstance(found := experiment.settings.workers, str) and experiment.workers > 1:
+                self._display.say(f"workers: {found} is {experiment.workers} here")
+            if idle := experiment.idle_cores:
+                self._display.say(idle)
         return self.run
 
     def execute(self, run: Run[LocalEngine], *, resume: bool) -> dict[str, Any]:
@@ -98,6 +101,7 @@ def run(
     out: str | Path | None = None,
     on_event: OnEvent | None = None,
     progress: bool = True,
+    keep_documents: bool = False,
     **options: Unpack[Options],
 ) -> Result:
     """Fine-tunes a model across clients, in this process or in workers of this machine.
@@ -107,6 +111,9 @@ def run(
         out: The run directory; `runs/NAME`, numbered if taken, when none.
         on_event: Called with every event and its facts. What it raises ends the run.
         progress: Whether progress is shown: bars on a terminal and in a notebook, else a line a round.
+        keep_documents: Whether documents that are given as objects stay in the run directory when the run
+            has ended (`inputs/documents.jsonl`, for its owner alone). A run that is stopped keeps them, so
+            that it can go on.
         **options: The settings (`Options`).
 
     Returns:
@@ -127,7 +134,7 @@ def run(
     source = source_of(config, options)
     folder = _folder_of(source, out)
     require_free_folder(folder, named_by="out", way="go on with fedstrata.resume")
-    with kept_if_begun(folder, SETTINGS):
+    with kept_for(folder, SETTINGS, keep=keep_documents):
         with_objects(source, options, folder)
         return _finished(Session(display, on_event), source, folder, resume=False, display=display)
 
@@ -138,6 +145,7 @@ def resume(
     *,
     on_event: OnEvent | None = None,
     progress: bool = True,
+    keep_documents: bool = False,
     **options: Unpack[Options],
 ) -> Result:
     """Goes on with a run after its last committed round, to the numbers that it would have come to anyway.
@@ -146,8 +154,10 @@ def resume(
         folder: The run directory.
         on_event: As for `run`.
         progress: As for `run`.
+        keep_documents: As for `run`.
         **options: Settings that may change: `rounds`, `workers`, `device` and others that no committed round
-            depends on. A method or task that was defined in a notebook is to be given again.
+            depends on. A method or task that was defined in a notebook is to be given again, and so are
+            documents (`data`) that were removed when the run ended.
 
     Returns:
         What the run has learnt.
@@ -158,14 +168,17 @@ def resume(
     """
     display = _display(progress)
     folder = Path(folder)
-    if kept := [name for name in OBJECTS if name in options]:
+    if kept := [name for name in OBJECTS if name in options and name not in ("data", "columns")]:
         message = f"is kept in {folder}, and is not given again"
         raise ConfigurationError([Problem(name, message) for name in kept])
     source_of(None, options)  # first: a class of a notebook that is given again is known by then
     source = resumable(folder, None, (), named_by="folder", command="fedstrata run")
+    data, columns = options.pop("data", None), options.pop("columns", None)
     lay(source, options)
     require_same_settings(folder, source)
-    return _finished(Session(display, on_event), source, folder, resume=True, display=display)
+    with_documents_again(source, data, columns, folder)
+    with kept_for(folder, SETTINGS, keep=keep_documents, resumes=data is None):
+        return _finished(Session(display, on_event), source, folder, resume=True, display=display)
 
 
 class ShownPlan(RunPlan):

@@ -150,7 +150,7 @@ def score(
     types: Sequence[str] | Mapping[str, str] | None = None,
     run: str | Path | None = None,
     part: str | None = None,
-    instances: int = stats.INSTANCES,
+    instances: int = 0,
     resamples: int = stats.RESAMPLES,
     level: float = stats.LEVEL,
     seed: int = 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -27,6 +28,12 @@ def compare(
     seeds: Annotated[
         str | None, typer.Option(help="Seeds of every row, for example 0,1,2; short for sweep.seeds=[0,1,2].")
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ROW", help="Row that every other row is compared with; short for sweep.baseline=ROW."
+        ),
+    ] = None,
     columns: Annotated[
         str | None, typer.Option(help="Columns to show, with commas between; short for sweep.columns=[...].")
     ] = None,
@@ -41,6 +48,7 @@ def compare(
     """
     files, overrides = sort_files(arguments)
     overrides += [f"sweep.seeds=[{seeds}]"] if seeds is not None else []
+    overrides += [f"sweep.baseline={json.dumps(baseline)}"] if baseline is not None else []
     overrides += [f"sweep.columns=[{columns}]"] if columns is not None else []
 
     from fedstrata.api.comparison import executed  # noqa: PLC0415 - heavy

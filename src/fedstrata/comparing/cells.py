@@ -10,10 +10,13 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.files import TEMPORARY, open_private, private_folder
@@ -106,10 +109,11 @@ class CellProcess:
 
     Args:
         cell: What to run; a run that has begun is resumed.
+        cores: The CPU cores that it may use, where the operating system can tell it; any if empty.
     """
 
-    def __init__(self, cell: Cell) -> None:
-        self.cell = cell
+    def __init__(self, cell: Cell, cores: Sequence[int] = ()) -> None:
+        self.cell, self.cores = cell, cores
         configuration = _beside(cell.folder, ".yaml")
         private_folder(configuration.parent)
         write_settings(cell.checked.settings, configuration)
@@ -125,6 +129,10 @@ class CellProcess:
                 stderr=subprocess.STDOUT,
                 process_group=0,  # Ctrl-C is for whoever watches; runs are told once, by `stop`
             )
+
+        if cores:
+            with suppress(AttributeError, psutil.Error):  # macOS knows no affinity; or it has ended already
+                psutil.Process(self._process.pid).cpu_affinity(list(cores))
 
     def events(self) -> list[dict[str, Any]]:
         """Returns what was recorded since the last call."""

@@ -28,7 +28,6 @@ from fedstrata.engine.check import (
 from fedstrata.engine.model import check_model, refusals
 from fedstrata.engine.processors import only_here
 from fedstrata.engine.run_folder import INPUTS, differences
-from fedstrata.metrics.cost import cores
 from fedstrata.record.log import Listener
 from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
 
@@ -62,7 +61,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
     Args:
         sweep: What was asked for.
         folder: Where everything is to be kept, or is kept already.
-        jobs: Runs side by side; each gets its share of the cores unless its `threads` are set.
+        jobs: Runs side by side.
         listen: To be told of progress.
 
     Raises:
@@ -73,7 +72,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
     found: dict[str, list[Problem]] = {}
     rows = []
     for row in sweep.rows:
-        plan, found[row.name] = _plan(row, sweep, folder, jobs)
+        plan, found[row.name] = _plan(row, sweep, folder)
         rows.append(plan)
     problems += _by_row(found)
     sound = [row for row in rows if not DATA_SECTIONS & sections_of(found[row.name])]
@@ -88,7 +87,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
     return Comparison(sweep, tuple(rows), folder, jobs, listen)
 
 
-def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, list[Problem]]:
+def _plan(row: Row, sweep: Sweep, folder: Path) -> tuple[RowPlan, list[Problem]]:
     """Returns the runs of a row, and what is wrong with any of them."""
     tune, seeds = sweep.settings.tune, sweep.settings.seeds
     problems: list[Problem] = []
@@ -105,7 +104,7 @@ def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, lis
         for seed in dict.fromkeys(wanted):
             trial = f", {label(tune.setting, value)}" if tune else ""
             name = f"{row.name}{trial}, seed {seed}"
-            own = _checked(tried, seed, jobs)
+            own = check_settings(with_value(tried, "seed", seed, f"{SECTION}.seeds")[0].source)
             cell = Cell(name, seed, own, under / f"seed-{seed}")
             problems += [*own.problems, *own.source.located(only_here(own.settings))]
             if own.sound("model", "task", "method"):
@@ -117,14 +116,6 @@ def _plan(row: Row, sweep: Sweep, folder: Path, jobs: int) -> tuple[RowPlan, lis
                 problems += [replace(item, path=f"{name}: {item.path}") for item in wrong_folder]
             trials[value][seed] = cell
     return RowPlan(row.name, trials), list(dict.fromkeys(problems))
-
-
-def _checked(row: Row, seed: int, jobs: int) -> Checked:
-    """Returns the configuration of one run of a row, checked in itself."""
-    seeded, _ = with_value(row, "seed", seed, f"{SECTION}.seeds")
-    if jobs > 1 and seeded.source.values.get("threads") is None:
-        seeded, _ = with_value(seeded, "threads", max(1, cores() // jobs), "--jobs")
-    return check_settings(seeded.source)
 
 
 def _model_problems(own: Checked, known: dict[str, list[Problem]]) -> list[Problem]:

@@ -5,6 +5,7 @@ resumed, so a comparison that was stopped goes on when it is given again. A sett
 for every row alike, by the validation split of one seed; the test split has no part in it.
 """
 
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ class Comparison:
     ) -> None:
         self.folder = folder
         self._settings, self._rows = sweep.settings, rows
-        self._jobs, self._listen = jobs, listen
+        self._jobs, self._listen, self._shares = jobs, listen, shares_of_cores(jobs)
         self._results: dict[Cell, CellResult] = {}
         self._chosen: dict[str, Tuning] = {}
 
@@ -99,7 +100,8 @@ class Comparison:
                 "rounds": cell.checked.settings.federation.rounds,
                 "resumed": cell.begun,
             }
-            running[cell] = CellProcess(cell)
+            taken = [process.cores for process in running.values()]
+            running[cell] = CellProcess(cell, next((own for own in self._shares if own not in taken), ()))
             self._listen("cell_started", facts)
 
     def _wanted(self) -> Iterator[Cell]:
@@ -189,6 +191,15 @@ class Comparison:
         with open_private(self.folder / LOCK, "w") as file:
             hold(file, f"another comparison is under way in {self.folder}")
             yield
+
+
+def shares_of_cores(jobs: int) -> list[list[int]]:
+    """Returns which cores each of several runs side by side computes on; none where there are too few.
+
+    So each takes as many workers as it has cores, and what runs give does not depend on their number.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    return [cores[number::jobs] for number in range(jobs)] if 1 < jobs <= len(cores) else []
 
 
 def choose(trials: Sequence[Trial], *, falling: bool) -> Any:

@@ -1,8 +1,11 @@
 """Documents and their annotations: what every reader gives and every task takes."""
 
 import json
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.resources import files
 from typing import Protocol, TypeVar
 
@@ -17,6 +20,37 @@ MODIFIERS_OF: Mapping[str, tuple[str, ...]] = {
 
 MODIFIER_TYPES = tuple(sorted({modifier for allowed in MODIFIERS_OF.values() for modifier in allowed}))
 """The 16 modifier types."""
+
+
+_WITH_ZEROS = re.compile(r"([+-]?\d+)\.0+")
+
+
+def without_zeros(name: str) -> str:
+    """Returns a whole number as it is written without decimals; other text as it is.
+
+    Tables write the whole numbers of a column with missing values as floats.
+
+    Example:
+        >>> without_zeros("7.0"), without_zeros("7.5"), without_zeros("p7.0")
+        ('7', '7.5', 'p7.0')
+    """
+    found = _WITH_ZEROS.fullmatch(name)
+    return found[1] if found else name
+
+
+@lru_cache(maxsize=2**16)
+def spelling_key(name: str) -> str:
+    """Returns what is equal for names that differ only by case, blanks, Unicode form or a final `.0`.
+
+    Characters without width count as blanks.
+
+    Example:
+        >>> spelling_key(" Pat 7.0") == spelling_key("pat\u00a07.0"), spelling_key("7.0") == spelling_key("7")
+        (True, True)
+    """
+    shown = (each for each in unicodedata.normalize("NFKC", name) if unicodedata.category(each) != "Cf")
+    plain = unicodedata.normalize("NFKC", "".join(shown).casefold())
+    return without_zeros("".join(plain.split())) or name.strip()
 
 
 class _OfType(Protocol):
@@ -119,8 +153,13 @@ class Document:
 
     @property
     def patient(self) -> str:
-        """Whose document it is (`metadata["patient"]`), as its site names people; empty if unknown."""
-        return self.metadata.get("patient", "").strip()
+        """Whose document it is, empty if unknown: one text for all spellings of `metadata["patient"]`.
+
+        Names that differ only by case, blanks, Unicode form or a final `.0` are taken for one patient. Two
+        patients who are taken for one lose nothing, and one who is taken for two would be in several parts of
+        a split and protected by half.
+        """
+        return spelling_key(self.metadata.get("patient", ""))
 
     def __post_init__(self) -> None:
         for span in self.spans:

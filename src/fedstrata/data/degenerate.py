@@ -5,7 +5,7 @@ No warning holds anything of a text; names are those of clients and classes.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fedstrata.core.documents import Document
+from fedstrata.core.documents import Document, spelling_key
 from fedstrata.core.settings.report import SMALL, shown
 from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.core.surveyed import LABELS, MENTIONS, PAIRS, RELATIONS
@@ -69,6 +69,33 @@ def unmentioned(documents: Iterable[Document], task: Task) -> Iterator[str]:
             f"types that are learnt and that a site has nowhere: {named(told)}; they count as absent there. "
             f"Where nobody looked for them, write data.annotates: {{{line}}}"
         )
+
+
+def alike_names(documents: Iterable[Document], *, hide: bool) -> Iterator[str]:
+    """Yields which names differ only by case, blanks, Unicode form or a final `.0`.
+
+    Labels, types and sites stay apart and are named. Patients are taken for one each, and only counted.
+
+    Args:
+        documents: Those of all sites, or of one.
+        hide: Whether small counts are hidden.
+    """
+    names: dict[str, dict[str, set[str]]] = {"labels": {}, "types of mentions": {}, "sites": {}}
+    patients: dict[tuple[str, str], set[str]] = {}
+    for document in documents:
+        own = document.labels, [span.label for span in document.spans], [document.site]
+        for spellings, each in zip(names.values(), own, strict=True):
+            for name in each:
+                spellings.setdefault(spelling_key(name), set()).add(name)
+        if document.patient:
+            spelt = document.metadata["patient"].strip()
+            patients.setdefault((document.site, document.patient), set()).add(spelt)
+    how = "only by case, blanks, Unicode form or a final .0"
+    for what, spellings in names.items():
+        if told := [" and ".join(map(repr, sorted(each))) for each in spellings.values() if len(each) > 1]:
+            yield f"{what} that differ {how} are told apart: {named(sorted(told))}"
+    if several := sum(len(each) > 1 for each in patients.values()):
+        yield f"names of {_told(several, hide=hide)} patients differ {how}; each patient counts as one"
 
 
 def _one_class(holdings: Holdings) -> Iterator[str]:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedstrata.core.documents import Document
+from fedstrata.core.documents import Document, spelling_key
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
 from fedstrata.data.readers.tables import LONGEST_NAME, TABLES, WITH_TABS, read_rows, unlike_a_name
 
@@ -50,7 +50,7 @@ def read_patients(path: Path) -> dict[str, str]:
             raise DataError(path, message, line=1, expected=f"{' and '.join(COLUMNS)} alone")
         document, patient = (_name(path, line, column, row[column]) for column in COLUMNS)
         first, before = found.setdefault(document, (patient, line))
-        if first != patient:
+        if spelling_key(first) != spelling_key(patient):
             message = f"document {document!r} has the patient {patient!r}, and {first!r} in line {before}"
             raise DataError(path, message, line=line, expected="one patient of a document")
     if not found:
@@ -105,12 +105,13 @@ def _misfit(documents: Sequence[Document], patients: Mapping[str, str], absent: 
         document
         for document in documents
         if document.patient
-        and document.patient.strip() != patients.get(document.id, document.patient.strip())
+        and document.id in patients
+        and document.patient != spelling_key(patients[document.id])
     ]
     if not others:
         return ""
     first = others[0]
-    example = f"the data has {first.patient!r}, and the file {patients[first.id]!r}"
+    example = f"the data has {first.metadata['patient']!r}, and the file {patients[first.id]!r}"
     count = f"{len(others)} of {len(documents)} documents name another patient themselves"
     return f"{count}; of {first.id!r} {example}"
 

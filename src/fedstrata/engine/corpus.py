@@ -9,7 +9,7 @@ from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.core.settings.report import shown
 from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import Task
-from fedstrata.data.degenerate import degenerate, unmentioned
+from fedstrata.data.degenerate import alike_names, degenerate, unmentioned
 from fedstrata.data.duplicates import find_duplicates
 from fedstrata.data.overview import holdings_of, overview
 from fedstrata.data.split import PARTS, Split
@@ -33,6 +33,7 @@ def corpus_facts(experiment: Experiment, clients: Mapping[str, Split], *, served
         of a site; `small_counts`, `hide` or `show`; and `warnings`.
     """
     settings, task = experiment.settings, experiment.task
+    documents = [document for own in clients.values() for document in own.all]
     hide = settings.report.hides(served=served)
     duplicates = find_duplicates(clients, _whole if "text_pair" not in task.gives else _first)
     holdings = holdings_of(clients, task)
@@ -45,7 +46,8 @@ def corpus_facts(experiment: Experiment, clients: Mapping[str, Split], *, served
         "small_counts": "hide" if hide else "show",
         "warnings": [
             *degenerate(holdings, duplicates, served=served, hide=hide),
-            *unmentioned((each for own in clients.values() for each in own.all), task),
+            *unmentioned(documents, task),
+            *alike_names(documents, hide=hide),
         ],
     }
 

@@ -41,7 +41,7 @@ from fedstrata.engine.check import (
 )
 from fedstrata.engine.model import check_model, load_model, refusals
 from fedstrata.engine.privacy import count_problems, privacy_of, unit_problems, window_problems
-from fedstrata.engine.processors import idle_workers, threads_of, workers_of
+from fedstrata.engine.processors import idle_cores, idle_workers, workers_of
 from fedstrata.methods.divided import Divided
 from fedstrata.models.load import read_tokenizer
 from fedstrata.models.state import Model
@@ -88,6 +88,11 @@ class Experiment:
     def metric(self) -> str:
         """The score the run is judged by."""
         return self.settings.federation.metric or self.task.metric
+
+    @property
+    def idle_cores(self) -> str:
+        """Which cores of this machine stay idle in a simulation, and which setting changes it; see there."""
+        return idle_cores(self.settings, self.method, self.model, self.clients, self.workers)
 
 
 def prepare(
@@ -152,8 +157,8 @@ def prepare(
             problems += source.located(without_examples(method, task, server, model.tokenizer))
         if not problems:
             model, seed = model.to(device_of(resolved)), Seed(resolved.seed)
-            workers = workers_of(resolved, method, model, clients)
-            resolved = _with_threads(resolved, threads_of(resolved, workers))
+            workers = 1 if apart else workers_of(resolved, method, model, clients)
+            resolved = _with_threads(resolved, resolved.threads if apart else resolved.threads or 1)
             privacy = privacy_of(resolved, method, model.layout)
             asked = settings.task
             made = Experiment(resolved, method, task, model, clients, seed, server, asked, workers, privacy)

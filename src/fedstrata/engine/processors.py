@@ -1,10 +1,11 @@
 """How many clients compute at the same time on this machine, and with how many threads each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import psutil
 import torch
 
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import Problem
 from fedstrata.core.method import Method
 from fedstrata.core.metric import METRICS
@@ -88,9 +89,7 @@ def workers_of(settings: RunSettings, method: Method, model: Model, clients: Map
     sampled = sample_size(len(training), settings.federation.sample)
     if settings.workers == RAY:
         return min(sampled, places(settings.threads or 1, gpu=model.device.type == "cuda"))
-    texts = sum(len(text) for own in training for document in own for text in document.texts)
-    tokens = texts / 4 * settings.training.epochs * settings.federation.rounds * settings.federation.sample
-    if most == 1 or only_here(settings) or 6 * model.parameter_count * tokens < SHORT:
+    if most == 1 or only_here(settings) or _is_short(settings, model, training):
         return 1
     trained = model.bytes_of(method.trainable(model.layout))
     frames = _FRAMES * trained
@@ -101,6 +100,34 @@ def workers_of(settings: RunSettings, method: Method, model: Model, clients: Map
     return max(1, min(most or cores() // (settings.threads or 1), sampled, room))
 
 
-def threads_of(settings: RunSettings, workers: int) -> int | None:
-    """Returns the threads of each client: those that are set, or one where several compute at once."""
-    return settings.threads or (None if workers == 1 else 1)
+def _is_short(settings: RunSettings, model: Model, training: Sequence[Sequence[Document]]) -> bool:
+    """Whether a run is shorter than it takes to start processes."""
+    texts = sum(len(text) for own in training for document in own for text in document.texts)
+    tokens = texts / 4 * settings.training.epochs * settings.federation.rounds * settings.federation.sample
+    return 6 * model.parameter_count * tokens < SHORT
+
+
+def idle_cores(
+    settings: RunSettings, method: Method, model: Model, clients: Mapping[str, Split], workers: int
+) -> str:
+    """Says that cores of this machine stay idle in a run, and which setting changes it; empty if none do.
+
+    Nothing is said of short runs and of runs on GPUs.
+
+    Args:
+        settings: The run's settings.
+        method: The method.
+        model: The loaded model.
+        clients: The documents of each client by split.
+        workers: How many clients compute at once.
+    """
+    used, there = workers * (settings.threads or 1), cores()
+    training = [own.train for own in clients.values() if own.train]
+    if used >= there or model.device.type != "cpu" or settings.workers == RAY:
+        return ""
+    if _is_short(settings, model, training):
+        return ""
+    auto = settings.model_copy(update={"workers": "auto"})
+    more = workers_of(auto, method, model, clients) > workers
+    way = "workers: auto" if more else f"threads: {there // workers} (which changes the last bits of sums)"
+    return f"{used} of this machine's {there} cores compute; set {way} to use more"

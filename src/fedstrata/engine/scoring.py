@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedstrata.client.site import Site
 from fedstrata.core.documents import Document
@@ -183,15 +184,8 @@ class Scorer:
         found = [[answer for site in sites for answer in answers[site]] for answers in models]
         size = min(bootstrap.instances or len(documents), len(documents))
         draws = rng.numpy().integers(len(documents), size=(bootstrap.resamples, size))
-        return [
-            mean_scores(
-                [
-                    self._task.score([documents[index] for index in draw], [own[index] for index in draw])
-                    for own in found
-                ]
-            )
-            for draw in draws
-        ]
+        counted = [_Counted(self._task, documents, own) for own in found]
+        return [mean_scores([own.scores(draw) for own in counted]) for draw in draws]
 
     def _ends(self, scores: Sequence[Scores | None]) -> dict[str, list[float]]:
         """Returns the ends of the interval of each score that all draws have."""
@@ -295,3 +289,28 @@ class ServerDocuments:
     @cached_property
     def _examples(self) -> list[Any]:
         return self._task.encode(self._documents, self._model.tokenizer)
+
+
+class _Counted:
+    """What one model's answers count to in each document, of which scores of any draw are made.
+
+    Args:
+        task: Scores them.
+        documents: The documents.
+        answers: The model's answers, one a document.
+    """
+
+    def __init__(self, task: Task, documents: Sequence[Document], answers: Sequence[Any]) -> None:
+        self._task, self._documents, self._answers = task, documents, answers
+        counted = [
+            task.counted([document], [answer]) for document, answer in zip(documents, answers, strict=True)
+        ]
+        self._names = list(dict.fromkeys(name for own in counted for name in own))
+        self._counts = np.array([[own.get(name, 0.0) for name in self._names] for own in counted])
+
+    def scores(self, draw: NDArray[np.integer]) -> Scores:
+        """Returns the scores of these documents, given by their numbers, each as often as it is drawn."""
+        times = np.bincount(draw, minlength=len(self._documents))
+        tally = dict(zip(self._names, (times @ self._counts).tolist(), strict=True))
+        drawn = [self._documents[index] for index in draw], [self._answers[index] for index in draw]
+        return self._task.scored(tally, self._task.apart(*drawn))

@@ -69,6 +69,11 @@ def added(tallies: Iterable[Tally]) -> dict[str, float]:
     return {name: sum(column) if whole[name] else math.fsum(column) for name, column in columns.items()}
 
 
+def mean(tally: Tally, name: str) -> float:
+    """Returns a sum over documents divided by their number; 0 of no documents."""
+    return tally[name] / tally["documents"] if tally["documents"] else 0.0
+
+
 def total(counts: Iterable[Counts]) -> Counts:
     """Returns the sums of all counts, which micro scores are made of."""
     return Counts.of(added(each.tally() for each in counts))

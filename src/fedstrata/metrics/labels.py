@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.core.types import Tally
-from fedstrata.metrics.counts import Counts, total
+from fedstrata.metrics.counts import Counts, mean, total
 
 CUTS = (5, 8)
 """Numbers of labels at which the precision of the ranking is taken, as in the literature on ICD coding."""
@@ -95,14 +95,14 @@ def scores_from(
     """
     counts = [Counts.of(tally, ends=f"/{label}") for label in labels]
     occurring = {label: own for label, own in zip(labels, counts, strict=True) if own.gold or own.predicted}
-    micro, number, documents = Counts.of(tally), max(len(occurring), 1), tally["documents"]
+    micro, number = Counts.of(tally), max(len(occurring), 1)
     further: dict[str, float] = {}
     if one_each:
-        first = {"accuracy": tally["right"] / documents}
+        first = {"accuracy": mean(tally, "right")}
     else:
         first = {"micro_f1": micro.f1}
         cuts = [cut for cut in CUTS if cut < len(labels)]
-        further |= {f"precision_at_{cut}": tally[f"right_at_{cut}"] / (documents * cut) for cut in cuts}
+        further |= {f"precision_at_{cut}": mean(tally, f"right_at_{cut}") / cut for cut in cuts}
         further |= {"micro_precision": micro.precision, "micro_recall": micro.recall}
     left_out = {name: value for name, value in areas_under_curves.items() if name.endswith("left_out")}
     curves = {name: value for name, value in areas_under_curves.items() if name.endswith("_auc")}
@@ -146,7 +146,7 @@ def choice_scores_from(tally: Tally) -> dict[str, float]:
         >>> choice_scores_from(choice_tally([{"a", "b"}, {"c"}], [{"a", "b"}, set()]))
         {'f1a': 0.8, 'exact_match': 0.5}
     """
-    return {"f1a": Counts.of(tally).f1, "exact_match": tally["right"] / tally["documents"]}
+    return {"f1a": Counts.of(tally).f1, "exact_match": mean(tally, "right")}
 
 
 def right_at(cut: int, gold: NDArray[np.bool_], probabilities: NDArray[np.float64]) -> int:

@@ -45,11 +45,11 @@ def scores_from(tally: Tally) -> dict[str, float]:
     """Scores documents together, every token with the same weight.
 
     Args:
-        tally: What `tally_of` gave, added up or not; at least one token.
+        tally: What `tally_of` gave, added up or not.
 
     Returns:
         `perplexity`, exp of the mean nats a token; `loss`, that mean; `bits_per_byte`, which tokenizers do
-        not bear on, where there are bytes. Lower is better for all of them.
+        not bear on, where there are bytes. Lower is better for all of them. None of them without a token.
 
     Example:
         >>> scores = scores_from({"nats": math.log(4.0), "tokens": 2, "bytes": 2})
@@ -57,5 +57,7 @@ def scores_from(tally: Tally) -> dict[str, float]:
         ['perplexity 2.000', 'loss 0.693', 'bits_per_byte 1.000']
     """
     total = TextLikelihood(tally["nats"], int(tally["tokens"]), int(tally["bytes"]))
+    if not total.tokens:
+        return {}
     scores = {"perplexity": total.perplexity, "loss": total.loss}
     return scores | ({"bits_per_byte": total.nats / math.log(2.0) / total.bytes} if total.bytes else {})

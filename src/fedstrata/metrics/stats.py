@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from fedstrata.core.seeding import Seed
 
-INSTANCES, RESAMPLES, LEVEL = 200, 30, 0.95
-"""The paper's bootstrap: instances in a draw, draws, and the share of the scores that an interval holds.
-
-It does not say what an instance is; here it is a document."""
+RESAMPLES, LEVEL = 2_000, 0.95
+"""Draws, and the share of their scores that an interval holds."""
+PAPER_INSTANCES, PAPER_RESAMPLES = 200, 30
+"""Fed-MedLoRA's instances in a draw, and draws. It does not define an instance; here it is a document."""
 PERMUTATIONS = 9_999
 """How often the documents of two systems are exchanged at random."""
 
@@ -59,7 +59,7 @@ def micro_f1(counts: NDArray[np.integer] | NDArray[np.floating]) -> NDArray[np.f
 
 
 def bootstrap(
-    counts: NDArray[np.int64], seed: Seed, *, instances: int | None = INSTANCES, resamples: int = RESAMPLES
+    counts: NDArray[np.int64], seed: Seed, *, instances: int | None = None, resamples: int = RESAMPLES
 ) -> NDArray[np.float64]:
     """Returns the micro F1 of documents drawn with replacement.
 
@@ -96,7 +96,7 @@ def interval(scores: NDArray[np.float64], level: float = LEVEL) -> Interval:
 
 
 def rank_sum(first: NDArray[np.float64], second: NDArray[np.float64]) -> float:
-    """Returns the p value of the two-tailed Wilcoxon rank-sum test, as the paper takes it.
+    """Returns the p-value of the two-tailed Wilcoxon rank-sum test, as the paper takes it.
 
     Not a sound test of two systems, see above: p goes to 0 as the number of resamples grows.
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fedstrata.core.types import Tally
-from fedstrata.metrics.counts import Counts, added
+from fedstrata.metrics.counts import Counts, added, mean
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 """The kinds of ROUGE, by the names of their scores."""
@@ -88,7 +88,7 @@ def overlap_from(tally: Tally) -> dict[str, float]:
         ref_len=int(tally["right_words"]),
         smooth_method="exp",
     )
-    means = {name: tally[name] / tally["documents"] for name in ROUGE if name in tally}
+    means = {name: mean(tally, name) for name in ROUGE if name in tally}
     return {**means, "bleu4": bleu.score / 100.0}
 
 
@@ -117,7 +117,7 @@ def answers_from(tally: Tally) -> dict[str, float]:
         >>> answers_from(answer_tally(["The left arm."], [["left arm", "arm"]]))
         {'exact_match': 1.0, 'f1': 1.0}
     """
-    return {name: tally[name] / tally["documents"] for name in ("exact_match", "f1")}
+    return {name: mean(tally, name) for name in ("exact_match", "f1")}
 
 
 def exact_match(answer: str, reference: str) -> float:

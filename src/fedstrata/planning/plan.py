@@ -284,6 +284,7 @@ def _warnings(estimate: Estimate, memory: Mapping[str, int | None], disk: Mappin
         if not estimate.surveyed.scored_tokens[part]:
             found.append(f"no client has {part} documents: {loses} will not be scored")
     found += estimate.experiment.method.cautions
+    found += filter(None, [estimate.experiment.idle_cores])
     idle = [client for client in estimate.workloads if client not in estimate.turns]
     if idle:
         found.append(f"{len(idle)} of {len(estimate.workloads)} clients are drawn in no round")

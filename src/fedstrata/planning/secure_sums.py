@@ -77,7 +77,9 @@ class SumBytes(NamedTuple):
 
     def plus(self, other: SumBytes) -> SumBytes:
         """Returns both together."""
-        return SumBytes(*(one + two for one, two in zip(self, other, strict=True)))
+        said = self.up + other.up, self.down + other.down
+        more = self.more_up + other.more_up, self.more_down + other.more_down
+        return SumBytes(*said, *more, self.kept + other.kept)
 
 
 @dataclass(frozen=True)

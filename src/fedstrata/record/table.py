@@ -17,6 +17,7 @@ from fedstrata.record.costs import (
     Column,
     Summary,
 )
+from fedstrata.record.over_seeds import holm, mean_interval, paired_p
 from fedstrata.record.score_columns import (
     BEST,
     CLIENT,
@@ -125,6 +126,8 @@ def tabulate(
     name: str,
     columns: Sequence[str] | None = None,
     floors: Collection[str] = (),
+    baseline: str | None = None,
+    p_values: bool = False,
     different_data: bool = False,
     machine: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -135,6 +138,8 @@ def tabulate(
         name: The comparison's name.
         columns: Columns people see; a default choice if none.
         floors: Rows that show what others must beat: never the best, and without a part in the target.
+        baseline: The row that every other row is compared with, seed by seed; none if none.
+        p_values: Whether differences in the score that runs are judged by have a p-value.
         different_data: Whether rows were allowed to be on different documents. If not, a row on others than
             the first row's is marked and never the best.
         machine: What the runs ran on.
@@ -154,6 +159,8 @@ def tabulate(
         "seeds": [cell.seed for cell in rows[0].cells],
         "metric": metric,
         "lower_is_better": sorted(falling),
+        "baseline": baseline,
+        "p_values": p_values,
         "target": target and asdict(target),
         "columns": {key: asdict(column) for key, column in described.items()},
         "shown": list(columns)
@@ -182,6 +189,8 @@ def tabulate(
     }
     for key, column in described.items():
         _mark_best(table["rows"], key, column)
+        if baseline is not None:
+            _compare_with(baseline, table["rows"], key, p_values=p_values and key == metric)
     return table
 
 
@@ -252,20 +261,23 @@ def _statistics(row: RowResult, key: str, target: Target | None) -> dict[str, An
     if not values:
         return None
     numbers = list(values.values())
+    low, high = mean_interval(numbers)
     return {
         "by_seed": values,
         "n": len(numbers),
         "mean": statistics.fmean(numbers),
+        "low": low,
+        "high": high,
         "standard_deviation": statistics.stdev(numbers) if len(numbers) > 1 else None,
         "minimum": min(numbers),
         "maximum": max(numbers),
         "best": False,
-        "behind_best": None,
+        "difference": None,
     }
 
 
 def _mark_best(rows: Sequence[Mapping[str, Any]], key: str, column: Column) -> None:
-    """Marks the best means of a column, as printed, and gives every row its difference to the best.
+    """Marks the best means of a column, as printed.
 
     Rows that lack a seed's value, are on other documents, or send nothing at all where it is counted what
     travels, are never the best; nor is any where all are equal.
@@ -287,25 +299,33 @@ def _mark_best(rows: Sequence[Mapping[str, Any]], key: str, column: Column) -> N
     best = max(having, key=lambda cell: sign * cell["mean"])
     for cell in having:
         cell["best"] = column.text(cell["mean"]) == column.text(best["mean"])
-    name = next(row["name"] for row in rows if row["values"][key] is best)
+
+
+def _compare_with(name: str, rows: Sequence[Mapping[str, Any]], key: str, *, p_values: bool) -> None:
+    """Gives every row that ran on the baseline's documents its difference to the baseline, seed by seed."""
+    baseline = next(row for row in rows if row["name"] == name)
+    theirs = (baseline["values"][key] or {}).get("by_seed", {})
+    tested: dict[str, float] = {}
     for row in rows:
-        cell = row["values"][key]
-        if cell is not None and cell is not best:
-            cell["behind_best"] = _paired(cell["by_seed"], best["by_seed"], name)
-
-
-def _paired(own: Mapping[str, float], best: Mapping[str, float], name: str) -> dict[str, Any] | None:
-    """Returns the differences to the best row on the seeds both have, as own minus best."""
-    differences = [value - best[seed] for seed, value in own.items() if seed in best]
-    if not differences:
-        return None
-    return {
-        "row": name,
-        "n": len(differences),
-        "mean": statistics.fmean(differences),
-        "minimum": min(differences),
-        "maximum": max(differences),
-    }
+        own = row["values"][key]
+        if row is baseline or own is None or row["same_data"] != baseline["same_data"]:
+            continue
+        differences = [value - theirs[seed] for seed, value in own["by_seed"].items() if seed in theirs]
+        if not differences:
+            continue
+        low, high = mean_interval(differences)
+        own["difference"] = {
+            "n": len(differences),
+            "mean": statistics.fmean(differences),
+            "low": low,
+            "high": high,
+            "p": None,
+        }
+        if p_values and (p := paired_p(differences)) is not None:
+            tested[row["name"]] = p
+    for row in rows:
+        if row["name"] in tested:
+            row["values"][key]["difference"]["p"] = holm(tested)[row["name"]]
 
 
 def _on_other_documents(rows: Sequence[RowResult]) -> set[str]:

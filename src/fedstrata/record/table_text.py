@@ -19,10 +19,7 @@ FIGURES = {"mean": "mean", "sd": "standard_deviation", "min": "minimum", "max": 
 """What stands behind a column's name in the CSV file, and its name in `table.json`."""
 NOTHING = "-"
 OTHER_DATA = "†"
-UNDECIDED = "≈"
 UNDER_FLOOR = "‡"
-PAIRED = 2
-"""Fewest seeds for which the difference to the best row is shown."""
 
 
 def write_table(table: Mapping[str, Any], folder: Path) -> None:
@@ -42,10 +39,10 @@ def grid(table: Mapping[str, Any]) -> tuple[list[str], list[list[tuple[str, bool
     A cell is its text, and whether it is the best of its column.
     """
     shown = {key: Column(**table["columns"][key]) for key in table["shown"] if key in table["columns"]}
-    paired = table["metric"] if table["metric"] in shown and _has_pairs(table) else None
+    compared = table["metric"] if table["baseline"] is not None else None
     titles = [""]
     for key, column in shown.items():
-        titles += [column.title, f"{column.title} behind the best"] if key == paired else [column.title]
+        titles += [column.title, *([f"{column.title} - baseline"] if key == compared else [])]
     rows = []
     for row in table["rows"]:
         cells = [(_name(row), False)]
@@ -53,8 +50,8 @@ def grid(table: Mapping[str, Any]) -> tuple[list[str], list[list[tuple[str, bool
             text, best = _mean(row, key, column)
             marked = _under_floor(row) and key == _judged_by(table, row)
             cells.append((f"{text} {UNDER_FLOOR}" if marked else text, best))
-            if key == paired:
-                cells.append((_behind(row["values"][key], column), False))
+            if key == compared:
+                cells.append((_difference(row["values"][key], column), False))
         rows.append(cells)
     return titles, rows
 
@@ -93,11 +90,13 @@ def notes(table: Mapping[str, Any]) -> list[str]:
     several = len(table["seeds"]) > 1
     spread = f"Mean ± sample standard deviation over the seeds {seeds}" if several else f"Seed {seeds}"
     lines = [f"{spread}. {_units(table)} Bold: the best mean of a column."]
-    if table["metric"] in table["shown"] and _has_pairs(table):
+    if table["baseline"] is not None and table["metric"] in table["shown"]:
         lines.append(
-            "Behind the best: difference to the best row on the same seed, mean (smallest to largest); "
-            f"{UNDECIDED} where the row is no worse on at least one seed."
+            f"Baseline: {table['baseline']}. Differences: the row minus the baseline, mean over the seeds "
+            f"that both have{' (95 % interval of the mean)' if several else ''}."
         )
+        if table["p_values"]:
+            lines.append("p: paired t-test over seeds, two-sided, corrected by Holm's method for all rows.")
     if "rounds_to_90_percent" in table["shown"]:
         falls = table["metric"] in table["lower_is_better"]
         reached = "is at most the run's own best / 0.9" if falls else "reaches 90 % of the run's own best"
@@ -217,11 +216,6 @@ def _tuning(row: Mapping[str, Any], falling: Collection[str]) -> str:
     return f"{row['name']}: {chosen} was chosen {decided} ({tried})."
 
 
-def _has_pairs(table: Mapping[str, Any]) -> bool:
-    cells = [row["values"].get(table["metric"]) for row in table["rows"]]
-    return any(cell and (cell["behind_best"] or {}).get("n", 0) >= PAIRED for cell in cells)
-
-
 def _name(row: Mapping[str, Any]) -> str:
     failed = [str(cell["seed"]) for cell in row["cells"] if not cell["finished"]]
     mark = "" if row["same_data"] else f" {OTHER_DATA}"
@@ -242,11 +236,11 @@ def _mean(row: Mapping[str, Any], key: str, column: Column) -> tuple[str, bool]:
     return text, cell["best"]
 
 
-def _behind(cell: Mapping[str, Any] | None, column: Column) -> str:
-    behind = cell and cell["behind_best"]
-    if not behind or behind["n"] < PAIRED:
+def _difference(cell: Mapping[str, Any] | None, column: Column) -> str:
+    difference = cell and cell["difference"]
+    if not difference:
         return NOTHING
-    low, high = sorted((behind["minimum"], behind["maximum"]))
-    no_worse = high >= 0 if column.better == "higher" else low <= 0
-    text = f"{column.text(behind['mean'])} ({column.text(low)} to {column.text(high)})"
-    return f"{text} {UNDECIDED}" if no_worse else text
+    text = column.text(difference["mean"])
+    if difference["low"] is not None:
+        text += f" ({column.text(difference['low'])} to {column.text(difference['high'])})"
+    return text if difference["p"] is None else f"{text}, p {difference['p']:.3f}"

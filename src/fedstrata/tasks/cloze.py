@@ -34,6 +34,7 @@ from fedstrata.core.task import CardWords
 from fedstrata.core.types import Tally
 from fedstrata.data.choices import NONE_RIGHT, TASK, choices_of
 from fedstrata.data.split import Split, every
+from fedstrata.metrics.counts import mean
 from fedstrata.metrics.labels import (
     SINGLE_LABEL,
     areas,
@@ -294,7 +295,7 @@ class ClozeQuestions(QuestionFloors):
             return choice_scores_from(tally)
         if self.question == "record":
             return {name: answers_from(tally)[name] for name in self.metrics}
-        return {"accuracy": tally["right"] / tally["documents"]}
+        return {"accuracy": mean(tally, "right")}
 
     def known(self, document: Document) -> Document:
         """Returns the document with those of its labels that an answer can stand for, and nothing else."""

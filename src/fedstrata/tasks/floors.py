@@ -120,22 +120,27 @@ def constant_labels(
         one_each: Whether each document has exactly one; others do not count then.
 
     Returns:
-        Labels in the order of the classes, none where no document has any; and shares, (labels,) float64.
+        Labels in the order of the classes, none where no document has any; and shares, (labels,) float64, of
+        the documents in which the label was looked for.
 
     >>> notes = [Document(str(n), "", labels=own) for n, own in enumerate([("a",), ("b",), ("b", "a")])]
     >>> constant_labels(notes, ["a", "b", "c"], one_each=False)[0]
     ('a', 'b')
     """
-    own = [set(document.labels) & set(classes) for document in train]
-    own = [labels for labels in own if len(labels) == 1] if one_each else own
-    counts = np.array([sum(label in labels for labels in own) for label in classes])
+    shape = len(train), len(classes)
+    given = np.array([[label in each.labels for label in classes] for each in train], bool).reshape(shape)
+    looked = np.array([each.looked_for(classes) for each in train], bool).reshape(shape)
+    if one_each:
+        alone = given.sum(axis=1, keepdims=True) == 1
+        given, looked = given & alone, np.broadcast_to(alone, shape)
+    counts, annotated = (given & looked).sum(axis=0), looked.sum(axis=0)
     if not counts.any():
         return (), np.zeros(len(classes))
-    ranked = np.argsort(-counts, kind="stable")
-    correct = np.cumsum(counts[ranked])
-    f1 = 2 * correct / (counts.sum() + len(own) * np.arange(1, len(classes) + 1))
+    shares = counts / np.maximum(annotated, 1)
+    ranked = np.argsort(-shares, kind="stable")
+    f1 = 2 * np.cumsum(counts[ranked]) / (counts.sum() + np.cumsum(annotated[ranked]))
     best = 1 if one_each else int(f1.argmax()) + 1
-    return tuple(classes[number] for number in sorted(ranked[:best])), counts / len(own)
+    return tuple(classes[number] for number in sorted(ranked[:best])), shares
 
 
 def one_answer(tally: Tally, labels: Sequence[str], documents: int) -> str:

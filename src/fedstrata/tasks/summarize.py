@@ -30,6 +30,7 @@ from fedstrata.data.readers.coqa import HISTORY, QUESTION, right_answers
 from fedstrata.data.readers.mts_dialog import SECTION
 from fedstrata.data.sentences import sentences
 from fedstrata.data.split import Split, every
+from fedstrata.metrics.counts import mean
 from fedstrata.metrics.text import ROUGE, answer_tally, answers_from, overlap_from, overlap_tally
 from fedstrata.tasks.floors import ENOUGH, LEAD
 from fedstrata.tasks.instruction.examples import Example, InstructionTask, answer_text, answered
@@ -171,7 +172,7 @@ class Summarization(InstructionTask):
 
         `finished` is the share of texts that came to their end.
         """
-        finished = tally["finished"] / tally["documents"]
+        finished = mean(tally, "finished")
         return {**overlap_from(tally), **answers_from(tally), "finished": finished}
 
     def floors(

@@ -52,10 +52,10 @@ class BootstrapSettings(Settings):
     """Intervals around the test scores: documents are drawn with replacement and scored again and again."""
 
     instances: Count | None = Field(
-        default=200,
+        default=None,
         description="Documents in a draw, never more than there are; as many as there are if null.",
     )
-    resamples: Annotated[int, Field(ge=2)] = Field(default=30, description="Draws.")
+    resamples: Annotated[int, Field(ge=2)] = Field(default=2_000, description="Draws.")
     level: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
         default=0.95, description="Share of the draws' scores that an interval holds."
     )

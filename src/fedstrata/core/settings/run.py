@@ -33,11 +33,11 @@ class RunSettings(Settings):
     )
     threads: Count | None = Field(
         default=None,
-        description="CPU threads of a client, on which sums depend to the last bit; torch's choice when "
-        "null, and 1 where several clients compute at once.",
+        description="CPU threads of a client, on which sums depend to the last bit. When null, 1 in a "
+        "simulation; for a server, and where a model is used, torch's choice.",
     )
     workers: Count | Literal["auto", "ray"] = Field(
-        default=1,
+        default="auto",
         description="Processes of this machine at which clients compute at once; no number depends on it. "
         "auto: as many as cores, memory and the clients of a round allow, 1 for a short run. ray: those of a "
         "Ray cluster, of which each has `threads` of its CPUs.",

@@ -71,6 +71,16 @@ class SweepSettings(Settings):
     )
     tune: TuneSettings | None = None
     columns: list[str] | None = Field(default=None, description="Columns to show; a good choice if null.")
+    baseline: str | None = Field(
+        default=None,
+        description="Row, as the table names it, that every other row is compared with: the mean difference "
+        "on the same seeds, with its 95 % interval.",
+    )
+    p_values: bool = Field(
+        default=False,
+        description="Whether each difference to the baseline has a p-value (paired t-test over seeds, "
+        "corrected by Holm's method for the number of rows).",
+    )
     floors: Annotated[list[str], AfterValidator(_distinct)] = Field(
         default_factory=list,
         description="Rows, as the table names them, that show what others must beat: never the best, and "
@@ -176,7 +186,7 @@ def sweep_of(files: Mapping[str, Source], overrides: Sequence[str] = ()) -> Swee
     rows = [chosen for row in rows for chosen in _grid(row, choices, first, problems, named=named)]
     problems += [wrong for row in rows for text in overrides if (wrong := apply_override(text, row.source))]
     problems += [*_wrong_names(rows, first), *_own_seeds(settings, choices, overrides, first)]
-    problems += _wrong_floors(settings, rows, first)
+    problems += [*_wrong_floors(settings, rows, first), *_wrong_baseline(settings, rows, first)]
     refuse(list(dict.fromkeys(problems)))
     return Sweep("-".join(row.name for row in bases), settings, tuple(rows), first)
 
@@ -298,10 +308,28 @@ def _wrong_names(rows: Sequence[Row], file: Source) -> Iterator[Problem]:
 
 def _wrong_floors(settings: SweepSettings, rows: Sequence[Row], file: Source) -> Iterator[Problem]:
     """Yields a problem for every floor that is no row, and one where nothing but floors is compared."""
-    names = [row.name for row in rows]
-    for name in settings.floors:
-        if name not in names:
-            message = f"there is no row {name!r}; there are {', '.join(map(repr, names))}"
-            yield file.problem(f"{SECTION}.floors", message)
-    if rows and set(names) <= set(settings.floors):
+    yield from _no_rows("floors", settings.floors, rows, file)
+    if rows and {row.name for row in rows} <= set(settings.floors):
         yield file.problem(f"{SECTION}.floors", "must leave a row that is none")
+
+
+def _wrong_baseline(settings: SweepSettings, rows: Sequence[Row], file: Source) -> Iterator[Problem]:
+    """Yields a problem for a baseline that is no row, and for p-values that cannot be computed."""
+    if settings.baseline is not None:
+        yield from _no_rows("baseline", [settings.baseline], rows, file)
+    if not settings.p_values:
+        return
+    if settings.baseline is None:
+        yield file.problem(f"{SECTION}.p_values", f"needs a row to compare with: set {SECTION}.baseline")
+    if len(settings.seeds) < 2:
+        message = f"needs two seeds or more, not {len(settings.seeds)}: set {SECTION}.seeds"
+        yield file.problem(f"{SECTION}.p_values", message)
+
+
+def _no_rows(setting: str, names: Sequence[str], rows: Sequence[Row], file: Source) -> Iterator[Problem]:
+    """Yields a problem for every name that no row has."""
+    known = [row.name for row in rows]
+    for name in names:
+        if name not in known:
+            message = f"there is no row {name!r}; there are {', '.join(map(repr, known))}"
+            yield file.problem(f"{SECTION}.{setting}", message)

@@ -1,9 +1,15 @@
-"""Rows of a table and what stands in their cells, whatever file they come from."""
+"""Rows of a table and what stands in their cells, whatever file they come from.
 
+A number with the decimal `.0` that stands for a name or a label is read as the whole number: libraries write
+the whole numbers of a column as floats where another row of it has no value.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedstrata.core.documents import without_zeros
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Source
 from fedstrata.data.readers.folders import split_named
@@ -22,6 +28,13 @@ def value_of(row: Mapping[str, Any], column: str) -> Any:
     for part in column.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     return value
+
+
+def whole(value: Any) -> Any:
+    """Returns floats and texts that are whole numbers without decimals, NaN as none, others as they are."""
+    if isinstance(value, float):
+        return None if math.isnan(value) else int(value) if value.is_integer() else value
+    return without_zeros(value.strip()) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +96,7 @@ class Cells:
 
     def name(self, column: str) -> str:
         """Returns a cell that names something, as text."""
-        value = value_of(self.values, column)
+        value = whole(value_of(self.values, column))
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
             raise self.wrong(column, "names nothing", "text or a whole number")
         return self._shown(column, str(value).strip())
@@ -102,14 +115,17 @@ class Cells:
         return part
 
     def names(self, column: str, separator: str | None = None) -> list[str]:
-        """Returns the labels in a cell: class numbers by their names, a list, or one, or text divided."""
+        """Returns the labels in a cell: class numbers by their names, a list, or one, or text divided.
+
+        -1 is no label, as everywhere in data sets of the hub.
+        """
         value = value_of(self.values, column)
         if separator is not None and isinstance(value, str):
             value = value.split(separator)
         classes = self.table.classes.get(column)
         found = []
-        for item in value if isinstance(value, list) else [value]:
-            if item is None or item == "" or (classes and item == -1):
+        for item in map(whole, value if isinstance(value, list) else [value]):
+            if item in (None, "", -1, "-1"):
                 continue
             if classes and isinstance(item, int) and 0 <= item < len(classes):
                 found.append(classes[item])
@@ -125,7 +141,8 @@ class Cells:
     def labels(self, column: str, separator: str | None) -> list[str]:
         """Returns the labels of a row; refuses a 0 or 1 for every class, which would give two labels."""
         value = value_of(self.values, column)
-        numbers = [item for item in value if isinstance(item, int)] if isinstance(value, list) else []
+        items = map(whole, value) if isinstance(value, list) else []
+        numbers = [item for item in items if isinstance(item, int)]
         twice = next((number for number in numbers if number != -1 and numbers.count(number) > 1), None)
         if twice is not None:
             expected = (

@@ -45,7 +45,9 @@ def _patients(documents: Iterable[Document]) -> Iterator[WrittenFile]:
     table = csv.writer(file, lineterminator="\n")
     table.writerow(COLUMNS)
     for place, group in by_folder(documents).items():
-        table.writerows((place / name_of(each), each.patient) for each in group if each.patient)
+        table.writerows(
+            (place / name_of(each), each.metadata["patient"].strip()) for each in group if each.patient
+        )
     yield PurePosixPath(PATIENTS), file.getvalue()
 
 
