@@ -17,7 +17,7 @@ from fedstrata.engine.check import check_settings
 from fedstrata.metrics.spans import match_spans, scores_of
 from fedstrata.tasks.lookup import LookupTagger
 
-DEMO = Path(str(files("fedstrata.cli") / "demo.yaml"))
+DEMO = Path(str(files("fedstrata.core.settings") / "demo.yaml"))
 
 
 def run_demo(tmp_path: Path, method: str) -> Finished:

@@ -158,6 +158,11 @@ MUTANTS = [
         ],
         [f"{OF_RUNS}::test_runs_compose_until_one_would_pass_the_cap_which_does_not_start"],
     ),
+    Mutant(
+        "a server gets what no budget can count",
+        [("engine/budgets.py", "and not settings.boundable:", "and False:")],
+        ["tests/engine/remote/test_default_budget.py::test_no_server_gets_what_no_budget_can_count"],
+    ),
 ]
 
 

@@ -79,7 +79,7 @@ MUTANTS = [
     ),
     Mutant(
         "scoring is bound by no round of a policy",
-        [(SITE_POLICY, "if order.round > most:", "if of_method and order.round > most:")],
+        [(SITE_POLICY, "<= order.round <= most:", "<= order.round <= (most if of_method else 10**9):")],
         [f"{OF_JOINS}::test_every_bound_holds_for_scoring"],
     ),
     Mutant(

@@ -141,12 +141,18 @@ MUTANTS = [
     ),
     Mutant(
         "the same is released with any survivors",
-        [(GUARD, "if others := sorted(differing(before) - self._allowed):", "if others := []:")],
+        [
+            (
+                GUARD,
+                "if others := sorted(self._revealed(connection, summed, differing) - allowed):",
+                "if others := []:",
+            )
+        ],
         [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
     ),
     Mutant(
         "a site more than before is no other survivor",
-        [(GUARD, "lambda before: before ^ own", "lambda before: before - own")],
+        [(GUARD, "return before ^ own", "return before - own")],
         [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
     ),
     Mutant(
@@ -205,7 +211,13 @@ MUTANTS = [
     ),
     Mutant(
         "to allow one site allows everything",
-        [(GUARD, "differing(before) - self._allowed", "() if self._allowed else differing(before)")],
+        [
+            (
+                GUARD,
+                "sorted(self._revealed(connection, summed, differing) - allowed)",
+                "sorted(() if allowed else self._revealed(connection, summed, differing))",
+            )
+        ],
         [f"{OF_GUARDS}::test_a_site_may_allow_exactly_the_named_difference"],
     ),
     Mutant(
@@ -462,7 +474,7 @@ MUTANTS = [
     ),
     Mutant(
         "any count of cut values is possible",
-        [(MEAN, "(cut if cut <= sites * min(own, most_counted(terms.ring)) else None)", "cut")],
+        [(MEAN, "possible = cut <= sites * min(own, most_counted(terms.ring))", "possible = True")],
         [f"{OF_MEANS}::test_an_impossible_count_of_cut_values_widens_nothing"],
     ),
     Mutant(
@@ -525,6 +537,47 @@ MUTANTS = [
         "two parts of a counted number are one",
         [(QUANTIZATION, "sum(limb << (_LIMB * place)", "sum(limb << (_LIMB * min(place, 1))")],
         [OF_QUANTIZATION],
+    ),
+    Mutant(
+        "a consent is of every model",
+        [(GUARD, 'if used in ("", summed)', "if used is not None")],
+        [f"{OF_GUARDS}::test_a_consent_is_of_one_model"],
+    ),
+    Mutant(
+        "a consent is never used up",
+        [(GUARD, "self._allowed.update(dict.fromkeys(revealed, summed))", "pass")],
+        [f"{OF_GUARDS}::test_a_consent_is_of_one_model"],
+    ),
+    Mutant(
+        "the rounding follows from the seed of the run",
+        [(MEAN, "SecureRandomness(_rounding_key(update, seed))", "SecureRandomness(seed.numpy().bytes(32))")],
+        [f"{OF_MEANS}::test_a_server_cannot_work_out_how_an_update_was_rounded"],
+    ),
+    Mutant(
+        "the rounding depends on the names of tensors alone",
+        [
+            (
+                MEAN,
+                'digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)',
+                "pass",
+            )
+        ],
+        [f"{OF_MEANS}::test_a_server_cannot_work_out_how_an_update_was_rounded"],
+    ),
+    Mutant(
+        "a site whose training diverges fails by name",
+        [("client/turn.py", "if diverged is None or private is not None:", "if True:")],
+        [f"{OF_SERVERS}::test_a_model_that_diverges_on_a_word_does_not_tell_which_site_has_it"],
+    ),
+    Mutant(
+        "a plan that is not finite is trained on",
+        [(TURNS, "all(tensor.isfinite().all() for tensor in plan.tensors.values())", "True")],
+        [f"{OF_SERVERS}::test_a_model_that_diverges_on_a_word_does_not_tell_which_site_has_it"],
+    ),
+    Mutant(
+        "divergence is not counted",
+        [(MEAN, "int(self._diverged)", "0")],
+        [f"{OF_MEANS}::test_an_update_that_has_diverged_is_counted"],
     ),
 ]
 

@@ -16,6 +16,7 @@ from support import TINY, TINY_SETTINGS, Call, report_nothing
 import fedstrata as fs
 from fedstrata.api.inputs import documents_of
 from fedstrata.api.options import source_of
+from fedstrata.cli.options import configuration
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.check import check_settings
 from fedstrata.record.log import read_events
@@ -59,10 +60,10 @@ def test_documents_by_site_are_the_run_that_their_files_are(
     fs.synth(sites=3, notes=12, out="files", format="jsonl")
     data = ["data.format=jsonl", "data.path=files"]
     overrides = [each for each in TINY if not each.startswith(OF_DATA)]
-    Path("run.yaml").write_text("task: {name: ner}\nmethod: {name: fedavg}\nfederation: {rounds: 2}\n")
-    assert call("run", "run.yaml", *overrides, *data, "--out", "from-files").status == 0
+    own = ["task.name=ner", "method={name: fedavg}", "federation.rounds=2"]
+    assert call("run", *overrides, *data, *own, "--out", "from-files").status == 0
     assert rounds_of(result.folder) == rounds_of(Path("from-files"))
-    assert result.folder == Path("runs/run")
+    assert result.folder == Path("runs/demo")
 
 
 def files_with(texts: set[str], folder: Path) -> list[Path]:
@@ -314,3 +315,13 @@ def test_a_plan_says_what_a_run_then_sends(notes: dict[str, list[fs.Document]]) 
     assert f"trains   {made.trainable_parameters:,} of" in str(made)
     assert "embedding" in made._repr_html_()
     assert "<pre" in made._repr_html_()
+
+
+def test_a_run_without_a_configuration_is_the_one_of_the_command_line() -> None:
+    assert source_of(None, {}).values == configuration(None, []).values
+    own = source_of(None, {"rounds": 3, "task": "classify"})
+    assert own.values == configuration(None, ["federation.rounds=3", "task={name: classify}"]).values
+    given = source_of(None, {"data": [fs.Document("1", "No fever.")]})
+    assert not {"types", "synthetic"} & given.values["data"].keys(), "which are of the demo's notes"
+    chosen = source_of(None, {"data": [fs.Document("1", "No fever.")], "settings": {"data.types": ["drug"]}})
+    assert chosen.values["data"]["types"] == ["drug"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 from pydantic import BaseModel
 
 from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.settings.demo import read_demo, without_demo_notes
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, assign, flatten, read_source, variants
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from fedstrata.core.task import Task
 
 Config: TypeAlias = "str | Path | Mapping[str, Any] | RunSettings | None"
-"""A configuration: a YAML file, nested settings, or none for the settings' own defaults."""
+"""A configuration: a YAML file, nested settings, or none for the demo's."""
 OnEvent: TypeAlias = Callable[[str, Mapping[str, Any]], object]
 """Told of every event of a run as it happens: its kind, and the facts that the record has of it."""
 
@@ -99,7 +100,7 @@ def source_of(config: Config, options: Mapping[str, Any]) -> Source:
     """Returns the configuration that a file or mapping and keyword arguments describe.
 
     Args:
-        config: What the arguments are laid over.
+        config: What the arguments are laid over; the demo's configuration if none, as on the command line.
         options: The arguments, of `Options`; see `lay`.
 
     Raises:
@@ -108,14 +109,16 @@ def source_of(config: Config, options: Mapping[str, Any]) -> Source:
     """
     if isinstance(config, str | Path):
         source = read_source(Path(config), [])
-    elif config is None or isinstance(config, Mapping | RunSettings):
-        values = (
-            config.model_dump(mode="json") if isinstance(config, RunSettings) else _plain("", config or {})
-        )
+    elif config is None:
+        source = read_demo()
+    elif isinstance(config, Mapping | RunSettings):
+        values = config.model_dump(mode="json") if isinstance(config, RunSettings) else _plain("", config)
         source = Source(values, {path: "the mapping given" for path, _ in flatten(values)})
     else:
         raise TypeError(f"a configuration is a file or a mapping, not {type(config).__name__}")
     lay(source, options)
+    if config is None:
+        return without_demo_notes(source, own_data=options.get("data") is not None)
     return source
 
 

@@ -107,7 +107,8 @@ def run(
     """Fine-tunes a model across clients, in this process or in workers of this machine.
 
     Args:
-        config: A YAML file, nested settings, or none for the settings' defaults; arguments are laid over it.
+        config: A YAML file, nested settings, or none for the demo's, as on the command line; arguments are
+            laid over it.
         out: The run directory; `runs/NAME`, numbered if taken, when none.
         on_event: Called with every event and its facts. What it raises ends the run.
         progress: Whether progress is shown: bars on a terminal and in a notebook, else a line a round.

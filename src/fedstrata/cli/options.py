@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.resources import as_file, files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,27 +109,13 @@ def sort_files(arguments: Sequence[str]) -> tuple[list[Path], list[str]]:
 def configuration(file: Path | None, overrides: Sequence[str]) -> Source:
     """Reads a configuration, or the demo's where none is named.
 
-    What the demo says of its own notes goes where the command line names others, or another task.
-
     Raises:
         ConfigurationError: It cannot be read, or an override is malformed.
     """
-    from fedstrata.core.settings.run import USUAL_TASK  # noqa: PLC0415 - heavy
+    from fedstrata.core.settings.demo import read_demo, without_demo_notes  # noqa: PLC0415 - heavy
     from fedstrata.core.settings.source import read_source  # noqa: PLC0415 - heavy
 
-    if file is not None:
-        return read_source(file, overrides)
-    with as_file(files("fedstrata.cli") / "demo.yaml") as demo:
-        source = read_source(demo, overrides)
-    data, task = source.values["data"], source.values["task"]
-    if not isinstance(data, dict) or not isinstance(task, dict):
-        return source  # wrong, which is told when it is checked
-    other_data = data.get("format") != "synthetic"
-    idle = {"synthetic": other_data, "types": other_data or task.get("name", USUAL_TASK) != USUAL_TASK}
-    for name in [name for name in idle if idle[name]]:
-        if not on_command_line(source, f"data.{name}"):
-            data.pop(name, None)
-    return source
+    return without_demo_notes(read_demo(overrides)) if file is None else read_source(file, overrides)
 
 
 def on_command_line(source: Source, section: str) -> bool:

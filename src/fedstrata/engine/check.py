@@ -365,7 +365,7 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
             not joins and settings.privacy.budget is not None,
             "it is each site's own, in the site's file",
         ),
-        "workers": (settings.workers != 1, "each computes its own turns, one at a time"),
+        "workers": (settings.workers not in ("auto", 1), "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"
     return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]

@@ -104,14 +104,18 @@ class ReleaseGuard:
             SiteDatabaseError: The file cannot be read or written.
         """
         own = set(survivors)
+
+        def differing(before: set[str]) -> set[str]:
+            return before ^ own
+
         with self._transaction() as connection:
             if (attempt := self._attempt(connection, name)) != name.attempt:
                 raise AttemptNotHigher(
                     f"no share leaves for {name}: this site has begun attempt {attempt} of it; finish that "
                     "one"
                 )
-            self._require(connection, name, summed, lambda before: before ^ own)
-            revealed = self._revealed(connection, summed, lambda before: before ^ own)
+            self._require(connection, name, summed, differing)
+            revealed = self._revealed(connection, summed, differing)
             connection.execute(
                 "INSERT OR IGNORE INTO released VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*self._key(name), summed, json.dumps(sorted(own))),
