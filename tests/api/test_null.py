@@ -139,11 +139,11 @@ def test_a_run_that_is_given_none_clips_nothing(
     """From Python as on the command line; and a use of the run may set null too."""
     report_nothing(monkeypatch)
     tiny: dict[str, Any] = {"rounds": 1, "progress": False}
-    given = fs.run(out=tmp_path / "null", settings={**TINY_SETTINGS, CLIP: None}, **tiny)
-    usual = fs.run(out=tmp_path / "usual", settings=TINY_SETTINGS, **tiny)
+    given = fs.run({}, out=tmp_path / "null", settings={**TINY_SETTINGS, CLIP: None}, **tiny)
+    usual = fs.run({}, out=tmp_path / "usual", settings=TINY_SETTINGS, **tiny)
     section = {"learning_rate": TINY_SETTINGS["training.learning_rate"], "clip_norm": None}
     base = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("training.")}
-    fs.run(out=tmp_path / "section", training=section, settings=base, **tiny)
+    fs.run({}, out=tmp_path / "section", training=section, settings=base, **tiny)
     line = [*TINY, "federation.rounds=1", f"{CLIP}=null", "--out", str(tmp_path / "line")]
     assert call("run", *line).status == 0
     kept = {

@@ -213,7 +213,7 @@ def test_arguments_are_objects_mappings_or_names() -> None:
         {"method": {"name": "fedprox", "mu": 0.5}, "training": {"epochs": 2}},
         {"method": "fedprox", "settings": {"method.mu": 0.5, "training.epochs": 2}},
     ]
-    read = [check_settings(source_of(None, section)).settings for section in sections]
+    read = [check_settings(source_of({}, section)).settings for section in sections]
     assert read[0].model_dump() == read[1].model_dump() == read[2].model_dump()
     assert (read[0].method["mu"], read[0].training.epochs) == (0.5, 2)
 

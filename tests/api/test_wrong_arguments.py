@@ -202,7 +202,7 @@ def tiny() -> dict[str, Any]:
 def test_a_run_is_found_after_it_or_the_working_folder_has_moved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    result = fs.run(**tiny(), out="run")
+    result = fs.run(**tiny(), out="run", keep_documents=True)
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     assert list(result.predict(["No fever."]).columns) == ["document", "start", "end", "label", "text"]

@@ -152,10 +152,9 @@ def test_two_systems(tmp_path: Path) -> None:
     )
     assert found["paired_p"] == 1e-4
     assert found["rank_sum_p"] < 1e-6
-    assert content["bootstrap"] == {"instances": 40, "resamples": 30, "level": 0.95, "seed": 0}
+    assert content["bootstrap"] == {"instances": 40, "resamples": 2000, "level": 0.95, "seed": 0}
     shown = score(gold, worse, "--against", better)
-    assert re.search(r"│ strict +│ [\d.]+ │ [\d.]+ │ +-0\.\d+ │ 0\.0001 │ +<0\.0001 │", shown.output)
-    assert "the one to go by" in shown.output
+    assert re.search(r"│ strict +│ [\d.]+ │ [\d.]+ │ +-0\.\d+ │ 0\.0001 │", shown.output)
     same = scored(gold, worse, "--against", worse, folder=tmp_path)["differences"]["mentions"]["lenient_f1"]
     assert (same["first"] - same["second"], same["paired_p"]) == (0.0, 1.0)
 

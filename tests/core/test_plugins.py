@@ -68,6 +68,7 @@ def test_a_module_of_the_working_folder_is_found_and_one_that_raises_says_what(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(Plugins, "searches_here", True)  # which `fedstrata join` ends for its process
     Path("mine_here.py").write_text("def one(): ...")
     Path("mine_broken.py").write_text("1 / 0")
     found = plugins()

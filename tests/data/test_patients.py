@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import examples
 
-from fedstrata.core.documents import Document
+from fedstrata.core.documents import Document, Span, spelling_key
 from fedstrata.core.errors import ConfigurationError, DataError
+from fedstrata.data.degenerate import alike_names
 from fedstrata.data.patients import patients_of, read_patients, with_patients
 
 SETTING = "data.patients"
@@ -96,7 +97,39 @@ def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, expected:
     path.write_bytes(file.getvalue().encode())
     assert read_patients(path) == expected
     notes = [Document(name, "Fever.") for name in expected]
-    assert patients(with_patients(notes, path, SETTING)) == expected
+    assert patients(with_patients(notes, path, SETTING)) == {
+        note: spelling_key(patient) for note, patient in expected.items()
+    }
+
+
+@pytest.mark.parametrize("other", ["7.0", " 7 ", "7\u00a0", "\uff17", "7\u200b", "7.00"])
+def test_a_patient_that_is_spelt_otherwise_is_the_same(table, other: str) -> None:
+    """One patient in train and test, or with two epsilons, would be protected by half."""
+    one, two, three = (
+        Document(str(n), "Fever.", metadata={"patient": each}) for n, each in enumerate(("7", other, "8"))
+    )
+    assert one.patient == two.patient != three.patient
+    assert len(patients_of([one, two, three])) == 2
+    assert Document("n", "Fever.", metadata={"patient": "Müller"}).patient == (
+        Document("n", "Fever.", metadata={"patient": "MU\u0308LLER"}).patient
+    )
+    for told in alike_names([one, two, three], hide=False):
+        assert ": 1;" in told
+        assert "7" not in told, "names of patients are shown nowhere"
+
+
+def test_labels_and_sites_that_are_spelt_otherwise_stay_apart_and_are_named() -> None:
+    notes = [
+        Document("1", "Fever.", (Span(0, 5, "problem"),), labels=("Yes",), site="North"),
+        Document("2", "Fever.", (Span(0, 5, "Problem"),), labels=("yes ", "no"), site="north"),
+    ]
+    told = list(alike_names(notes, hide=True))
+    assert len(told) == 3
+    assert all(
+        name in "".join(told)
+        for name in ("'Yes' and 'yes '", "'Problem' and 'problem'", "'North' and 'north'")
+    )
+    assert not list(alike_names([notes[0], Document("3", "None.", labels=("no",), site="South")], hide=True))
 
 
 @pytest.mark.parametrize(

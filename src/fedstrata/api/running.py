@@ -71,7 +71,8 @@ class Session:
         if experiment.workers == 1:
             end_fork_server()
         if self._display is not None:
-            if isinstance(found := experiment.settings.workers, str) and experiment.workers > 1:
+            found = experiment.settings.workers
+            if isinstance(found, str) and (experiment.workers > 1 or "workers" in source.values):
                 self._display.say(f"workers: {found} is {experiment.workers} here")
             if idle := experiment.idle_cores:
                 self._display.say(idle)

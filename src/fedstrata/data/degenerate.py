@@ -95,7 +95,7 @@ def alike_names(documents: Iterable[Document], *, hide: bool) -> Iterator[str]:
         if told := [" and ".join(map(repr, sorted(each))) for each in spellings.values() if len(each) > 1]:
             yield f"{what} that differ {how} are told apart: {named(sorted(told))}"
     if several := sum(len(each) > 1 for each in patients.values()):
-        yield f"names of {_told(several, hide=hide)} patients differ {how}; each patient counts as one"
+        yield f"patients whose names differ {how}: {_told(several, hide=hide)}; each counts as one"
 
 
 def _one_class(holdings: Holdings) -> Iterator[str]:

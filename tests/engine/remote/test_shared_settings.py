@@ -89,7 +89,6 @@ def test_a_site_may_say_the_same(said: dict[str, JSON], same: str) -> None:
             ["federation={dropout: 0.2, corrupt: {share: 0.5}}"],
             r"(?s)2 problems.*dropout: has no.*corrupt: has",
         ),
-        (["workers=auto"], "each computes its own turns"),
         (["devices={}"], "only a simulation emulates devices"),
         (["training.learning_rate=no"], "training.learning_rate"),
     ],
