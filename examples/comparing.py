@@ -13,6 +13,7 @@ comparison = fs.compare(
         "top blocks": fs.methods.LayerSkipping(top=2),
     },
     seeds=(0, 1, 2),
+    baseline="everything",
     data=fs.synth(sites=2, notes=16),
     task=fs.tasks.NamedEntityRecognition(max_length=64),
     rounds=1,
@@ -20,9 +21,8 @@ comparison = fs.compare(
 )
 
 # %% [markdown]
-# Mean and spread over seeds, Student's 95 % interval of the mean, and the paired t-test against the best
-# row. Three seeds have little power: an interval that covers the other row's mean says that nothing was
-# shown.
+# Mean and spread over seeds, Student's 95 % interval of the mean, and the difference to the baseline on the
+# same seeds, with its interval. An interval that covers 0 says that no difference was shown.
 
 # %%
 print(comparison.table[comparison.metric].round(3))

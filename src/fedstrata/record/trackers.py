@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedstrata.core.errors import ConfigurationError, Problem
-from fedstrata.core.files import write_atomically
+from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import bytes_sent, client_scores, start_of
 from fedstrata.record.log import Listener, committed_rounds, read_events
@@ -48,6 +48,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415 - heavy, optional
 
         self.id = name
+        private_folder(folder / "tensorboard", existing=True)
         self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
         if id is None:
             text = "\n".join(f"    {path}: {value}" for path, value in flatten(settings))

@@ -167,11 +167,12 @@ def test_without_a_policy_the_rounds_of_the_join_and_two_scorings_a_round_are_al
 ) -> None:
     site = Site(tmp_path, said)
     assert site.experiment.settings.federation.rounds == 3
-    for handler, plan in (("train", site.start_plan()), (SCORE, site.start_plan(part="test"))):
+    plans = {"train": site.start_plan(), SCORE: site.start_plan(part="test")}
+    for handler, number in (("train", 4), (SCORE, 4), ("train", 0)):
         with pytest.raises(PolicyRefusedError):
-            site.ask(handler, plan, number=4)
+            site.ask(handler, plans[handler], number=number)
     refused = [facts["message"].partition(":")[0] for event, facts in site.log if event == "policy_refused"]
-    assert refused == ["rounds", "rounds"]
+    assert refused == ["rounds"] * 3
 
 
 @pytest.mark.claim("site_policy#scorings")
@@ -331,11 +332,13 @@ def test_no_model_that_only_the_server_names_is_read_or_fetched(
     ],
     ids=lambda task: task["name"],
 )
+@pytest.mark.parametrize("folder", ["notes", "{a}"])
 def test_no_file_of_a_site_is_read_as_a_template(
-    task: dict[str, Any], said: dict[str, Any], tmp_path: Path
+    task: dict[str, Any], said: dict[str, Any], tmp_path: Path, folder: str
 ) -> None:
     """Its text would be trained on, and could be read out of the update."""
-    secret = tmp_path / "secret.txt"
+    secret = tmp_path / folder / "secret.txt"
+    secret.parent.mkdir()
     secret.write_text("{input} {text} {answer}")
     named = json.loads(json.dumps(task).replace("{secret}", str(secret)))
     with pytest.raises(PolicyError) as refused:
