@@ -265,7 +265,12 @@ class SecureAggregation:
                 f"round {book.number}: training has diverged at all {clients} clients; lower "
                 "training.learning_rate. Each client's own terminal says more"
             )
-        if found.diverged:
+        if found.diverged is None:
+            book.warn(
+                f"round {book.number}: the clients report more training that has diverged than there can be: "
+                "one of them has lied. The mean is used"
+            )
+        elif found.diverged:
             book.warn(
                 f"round {book.number}: training has diverged at {found.diverged} of {clients} clients, which "
                 "changed nothing and count as a loss of 0; each client's own terminal says more"

@@ -124,14 +124,27 @@ def test_an_update_that_has_diverged_is_counted() -> None:
     assert elements[CUT].tolist() == [0, 1]
 
 
-def of_two(change: float, count: int, numbers: int, ring: Literal[24, 32] = 32) -> SummedMean:
+@pytest.mark.claim("secure_aggregation#lying-site")
+@pytest.mark.parametrize(
+    ("said", "change", "found"), [(0, 0.5, 0), (1, 0.5, 1), (2, 0.5, None), (9, 0.5, None), (2, 0.0, 2)]
+)
+def test_no_site_alone_says_that_the_training_of_all_has_diverged(
+    said: int, change: float, found: int | None
+) -> None:
+    """It would end the run."""
+    assert of_two(change, 0, 3, diverged=said).diverged == found
+
+
+def of_two(
+    change: float, count: int, numbers: int, ring: Literal[24, 32] = 32, *, diverged: int = 0
+) -> SummedMean:
     """The mean of two sites whose change is the same everywhere and that report so many cut values."""
     wide = (SummedTensor(name="w", shape=(numbers,), bound=2.0),)
     terms = TERMS.model_copy(update={"tensors": wide, "scale": 1, "loss": False, "ring": ring})
     total = {
         "w": torch.full((numbers,), round(2 * change / 2.0 * largest_value(ring)), dtype=RING),
         WEIGHT: torch.tensor([2], dtype=RING),
-        CUT: torch.tensor([count, 0], dtype=RING),
+        CUT: torch.tensor([count, diverged], dtype=RING),
     }
     return mean_from(total, {}, terms, ("a", "b"), least=1e-9)
 

@@ -182,7 +182,8 @@ class SummedMean:
         error: The declared error of the tensor of which it is largest.
         cut: How many values were cut; None if the count is impossible, so that a site has lied about it.
         values: How many values all sites have sent.
-        diverged: At how many sites the training has diverged, whose changes are zeros.
+        diverged: At how many sites the training has diverged, whose changes are zeros; None if the count is
+            impossible, so that a site has lied about it.
     """
 
     mean: Mean
@@ -190,20 +191,20 @@ class SummedMean:
     error: RoundingError
     cut: int | None
     values: int
-    diverged: int
+    diverged: int | None
 
 
 def cut_values(total: Tensors, terms: MeanTerms, sites: int) -> tuple[int | None, int, int]:
     """Returns how many values were cut, and of how many, and how many sites' training has diverged.
 
-    The first is None where a site must have lied about it, and the last is cut to what there can be.
+    The first is None where a site must have lied about it.
     """
     own = sum(math.prod(each.shape) for each in terms.tensors)
     if terms.exact:
         return 0, sites * own, 0
     cut, diverged = counts_in(total[CUT], terms.ring)
     possible = cut <= sites * min(own, most_counted(terms.ring))
-    return (cut if possible else None), sites * own, min(diverged, sites)
+    return (cut if possible else None), sites * own, diverged
 
 
 @torch.no_grad()
@@ -231,9 +232,10 @@ def mean_from(
         )
     cut, values_sent, diverged = cut_values(total, terms, len(survivors))
     widens = cut is not None and cut > MOST_SATURATED * values_sent
-    factor, tensors, bounds = terms.scale / weight, {}, {}
+    factor, tensors, bounds, changed = terms.scale / weight, {}, {}, False
     for each in terms.tensors:
         change = dequantize_(total[each.name], each.bound, terms.ring).mul_(factor)
+        changed = changed or bool(change.any())
         rule = bound_for(change, least)
         bounds[each.name] = min(max(rule, WIDER * each.bound), WIDEST * rule) if widens else rule
         if (before := base.get(each.name)) is not None:
@@ -245,6 +247,12 @@ def mean_from(
     worst = rounding_error(max(each.bound for each in terms.tensors), len(survivors), terms.ring)
     error = RoundingError(worst.step * factor, worst.deviation * factor, worst.largest * factor)
     weights, counts = dict.fromkeys(tensors, float(weight)), dict.fromkeys(tensors, len(survivors))
+    most = len(survivors) - changed  # where all have diverged nothing changes: no site can say it alone
     return SummedMean(
-        Mean(tensors, weights, values, counts, survivors), bounds, error, cut, values_sent, diverged
+        Mean(tensors, weights, values, counts, survivors),
+        bounds,
+        error,
+        cut,
+        values_sent,
+        diverged if diverged <= most else None,
     )
