@@ -165,9 +165,9 @@ MUTANTS = [
         [
             (
                 GUARD,
-                '"SELECT DISTINCT survivors FROM released WHERE client = ? AND summed = ?", '
-                "(self._client, summed)",
-                'f"{_CONTENT} AND summed = ?".replace("summed", "survivors", 1), (*self._key(name), summed)',
+                "if others := sorted(self._revealed(connection, summed, differing) - allowed):",
+                "if (others := sorted(self._revealed(connection, summed, differing) - allowed)) and "
+                "self._content(connection, name):",
             )
         ],
         [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
@@ -177,8 +177,9 @@ MUTANTS = [
         [
             (
                 GUARD,
-                'WHERE client = ? AND summed = ?", (self._client, summed)',
-                'WHERE client = ? AND summed = ? AND run = ?", (self._client, summed, name.run)',
+                "if others := sorted(self._revealed(connection, summed, differing) - allowed):",
+                "if (others := sorted(self._revealed(connection, summed, differing) - allowed)) and "
+                "self._last_round(connection, name.run) >= 0:",
             )
         ],
         [f"{OF_GUARDS}::test_the_same_is_not_released_with_other_sites"],
