@@ -227,7 +227,7 @@ def test_texts_are_those_of_the_client_s_own_model(
         ),
         (["--insecure"], "must name those who may join"),
         (["--insecure", "--clients", "a", "method={name: centralized}"], "the documents of all of them"),
-        (["--insecure", "--clients", "a", "workers=auto"], "workers: has no meaning with clients that are"),
+        (["--insecure", "--clients", "a", "workers=2"], "workers: has no meaning with clients that are"),
     ],
 )
 def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:
