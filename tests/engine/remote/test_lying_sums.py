@@ -154,6 +154,16 @@ def test_a_model_is_recognised_however_a_plan_holds_it(server: Server, same: str
 
 
 @pytest.mark.claim("security_review#sum-again")
+def test_another_model_is_recognised_in_another_dtype(server: Server) -> None:
+    plan = other_model(server)
+    assert server.mean(*SITES, plan=plan)[0] is not None
+    doubled = Plan({name: tensor.double() for name, tensor in plan.tensors.items()}, {})
+    second, cohort = server.mean(*OTHERS, number=2, plan=doubled)
+    assert second is None
+    assert len(cohort.kinds) == len(OTHERS)
+
+
+@pytest.mark.claim("security_review#sum-again")
 def test_a_plan_without_tensors_is_none_of_those_that_had_some(server: Server) -> None:
     """A sum of the model as it is, one of other tensors, and the first again without one site."""
     empty, hashed = Plan({}, {}), hash_of_frame(frame.encode(Plan({}, {})))
