@@ -33,10 +33,9 @@ def without_demo_notes(source: Source, *, own_data: bool = False) -> Source:
         return source  # wrong, which is told when it is checked
     others = own_data or data.get("format") != "synthetic"
     idle = {"synthetic": others, "types": others or task.get("name", USUAL_TASK) != USUAL_TASK}
+    given = [f"{path}." for path, origin in source.origins.items() if not origin.startswith(f"{DEMO},")]
     for name in [name for name in idle if idle[name]]:
-        own = [path for path in source.origins if f"{path}.".startswith(f"data.{name}.")]
-        if all(source.origins[path].startswith(f"{DEMO},") for path in own):
+        section = f"data.{name}."  # set itself, in part, or with a whole that it is part of
+        if not any(path.startswith(section) or section.startswith(path) for path in given):
             data.pop(name, None)
-            for path in own:
-                del source.origins[path]
     return source
