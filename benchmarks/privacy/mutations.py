@@ -528,7 +528,7 @@ MUTANTS = [
     ),
     Mutant(
         "a site has no budget over runs by default",
-        [(BUDGETS, "if own is None and settings.budget is None and settings.boundable:", "if False:")],
+        [(BUDGETS, "if by_default and settings.boundable:", "if False:")],
         [f"{OF_DEFAULT}::test_a_server_with_other_run_ids_gets_no_more_than_one_run"],
     ),
     Mutant(

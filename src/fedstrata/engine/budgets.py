@@ -140,7 +140,8 @@ def with_budget(
     settings, own = privacy.settings, privacy.settings.bounded_by
     if not settings.by_unit:
         return experiment
-    if own is None and settings.budget is None and settings.noise == "secure" and not settings.boundable:
+    by_default = own is None and settings.budget is None
+    if by_default and settings.noise == "secure" and not settings.boundable:
         what = "windows, which are none of another run's" if settings.spends else "a turn without noise"
         message = (
             f"the server asks for {what}, and a budget over runs, which this site has by default, cannot "
@@ -148,7 +149,7 @@ def with_budget(
         )
         setting = "privacy.unit" if settings.spends else "privacy.sigma"
         raise ConfigurationError([Problem(setting, message)])
-    if own is None and settings.budget is None and settings.boundable:
+    if by_default and settings.boundable:
         path = home.absolute() / BUDGET
         epsilon, delta = _cap(privacy, client, path, policy)
         own = BudgetSettings(path=str(path), epsilon=epsilon, delta=delta)

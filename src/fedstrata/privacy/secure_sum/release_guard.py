@@ -104,18 +104,13 @@ class ReleaseGuard:
             SiteDatabaseError: The file cannot be read or written.
         """
         own = set(survivors)
-
-        def differing(before: set[str]) -> set[str]:
-            return before ^ own
-
         with self._transaction() as connection:
             if (attempt := self._attempt(connection, name)) != name.attempt:
                 raise AttemptNotHigher(
                     f"no share leaves for {name}: this site has begun attempt {attempt} of it; finish that "
                     "one"
                 )
-            self._require(connection, name, summed, differing)
-            revealed = self._revealed(connection, summed, differing)
+            revealed = self._require(connection, name, summed, lambda before: before ^ own)
             connection.execute(
                 "INSERT OR IGNORE INTO released VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (*self._key(name), summed, json.dumps(sorted(own))),
@@ -158,28 +153,27 @@ class ReleaseGuard:
         name: SumName,
         summed: str,
         differing: Callable[[set[str]], set[str]],
-    ) -> None:
+    ) -> set[str]:
+        """Returns the sites by which a sum differs from those released over the same model: all allowed."""
         if self._content(connection, name) - {summed}:
             raise AlreadyReleased(
                 f"this site has released {name} over another model or plan; a sum is made once"
             )
+        rows = connection.execute(
+            "SELECT DISTINCT survivors FROM released WHERE client = ? AND summed = ?", (self._client, summed)
+        )
+        revealed = {
+            site for (survivors,) in rows.fetchall() for site in differing(set(json.loads(survivors)))
+        }
         allowed = {site for site, used in self._allowed.items() if used in ("", summed)}
-        if others := sorted(self._revealed(connection, summed, differing) - allowed):
+        if others := sorted(revealed - allowed):
             raise AlreadyReleased(
                 "this site has released a sum over the same model with other sites; another one would reveal "
                 f"the update of {', '.join(others)}. Ask the same sites; or each of them accepts that the "
                 "server learns it, with fedstrata join "
                 + " ".join(f"--allow-without {site}" for site in others)
             )
-
-    def _revealed(
-        self, connection: Connection, summed: str, differing: Callable[[set[str]], set[str]]
-    ) -> set[str]:
-        """Returns the sites by which a sum would differ from those released over the same model."""
-        rows = connection.execute(
-            "SELECT DISTINCT survivors FROM released WHERE client = ? AND summed = ?", (self._client, summed)
-        )
-        return {site for (survivors,) in rows.fetchall() for site in differing(set(json.loads(survivors)))}
+        return revealed
 
     def _content(self, connection: Connection, name: SumName) -> set[str]:
         """Returns the hashes of what was released under a name."""
