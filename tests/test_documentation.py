@@ -209,11 +209,22 @@ def test_the_private_configuration_of_the_documentation_is_what_it_says(tmp_path
     assert ratios == pytest.approx(worked_out, rel=0.06)
 
 
+def anchors_of(page: Path) -> set[str]:
+    """Returns what can be linked to on a page: its headings, as Markdown spells them, and its own anchors."""
+    text = page.read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ (.*)$", text, flags=re.MULTILINE)
+    words = (re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings)
+    own = re.findall(r'<a [^>]*id="(.*?)"', text)
+    return {*own, *(re.sub(r"[\s-]+", "-", heading) for heading in words)}
+
+
 def test_every_link_of_the_documentation_leads_somewhere() -> None:
     for page in DOCUMENTS:
-        for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        for target, anchor in re.findall(r"\]\(([^)#]*)#?([^)]*)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name}: {target}"
+                linked = page.parent / target if target else page
+                assert linked.exists(), f"{page.name}: {target}"
+                assert not anchor or anchor in anchors_of(linked), f"{page.name}: {target}#{anchor}"
 
 
 def test_the_readme_fits_on_two_screens_and_every_page_can_be_found() -> None:
