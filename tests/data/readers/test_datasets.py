@@ -112,6 +112,17 @@ def test_class_numbers_become_their_names(tmp_path: Path, classified) -> None:
         assert [item.labels for item in several] == [("World", "Sports"), ()]
 
 
+@pytest.mark.parametrize(("labels", "without"), [("-1 0 1 -1", 2), ("0 1 1 0", 0), ("-1 -1 -1 -1", 0)])
+def test_rows_that_minus_one_leaves_without_a_label_are_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, labels: str, without: int
+) -> None:
+    lines = [f"text {number},{label}" for number, label in enumerate(labels.split())]
+    (tmp_path / "table.csv").write_text("\n".join(["text,label", *lines]))
+    found = rows(tmp_path)
+    assert sum(not document.labels for document in found) == labels.split().count("-1")
+    assert [record.args for record in caplog.records] == ([("label", without, 4)] if without else [])
+
+
 def test_a_zero_or_one_for_every_class_is_not_taken_for_numbers_of_classes(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     names = datasets.ClassLabel(names=["cough", "fever", "pain"])

@@ -13,6 +13,7 @@ numbers become their names where the data set has names; -1, and an empty or mis
 code of a data set runs, and nothing is unpickled.
 """
 
+import logging
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,11 +24,13 @@ from typing import Any
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError, Problem, printable, refuse
 from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
-from fedstrata.data.readers.cells import Cells, Rows, value_of
+from fedstrata.data.readers.cells import Cells, Rows, value_of, whole
 from fedstrata.data.readers.files import Format, Source, stem
 from fedstrata.data.readers.folders import find_sources, split_named
 from fedstrata.data.readers.tables import TABLES, WITH_TABS, named_records, read_rows
 from fedstrata.data.readers.tags import TAG, invalid_transition, tagged_document
+
+logger = logging.getLogger(__name__)
 
 _RECORDS = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 _SUFFIXES = (*TABLES, *_RECORDS, ".parquet")
@@ -238,11 +241,25 @@ def _tagged(cells: Sequence[Cells], columns: ColumnSettings) -> list[list[tuple[
     return sentences
 
 
+def _warn_of_minus_one(cells: Sequence[Cells], column: str) -> None:
+    """Logs how many rows -1 leaves without a label where others have one: it may be meant as a class."""
+    without = sum(whole(value_of(row.values, column)) in (-1, "-1") for row in cells)
+    if 0 < without < len(cells):
+        logger.warning(
+            "column %r: -1 is read as no label, in %d of %d rows; if it is a class, give it a name",
+            column,
+            without,
+            len(cells),
+        )
+
+
 def _documents(table: Rows, columns: ColumnSettings) -> Iterator[Document]:
     rows = enumerate(table.rows, start=1)
     cells = [Cells(table, number, line, values) for number, (line, values) in rows]
     sentences = _tagged(cells, columns) if columns.tokens is not None else None
     texts = [columns.text] if isinstance(columns.text, str) else columns.text
+    if columns.labels is not None:
+        _warn_of_minus_one(cells, columns.labels)
     for position, row in enumerate(cells):
         name = row.name(columns.id) if columns.id is not None else row.id
         labels = row.labels(columns.labels, columns.separator) if columns.labels is not None else []
