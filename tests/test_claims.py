@@ -16,7 +16,7 @@ PAGES = {
             REPOSITORY / "docs" / f"{name}.md"
             for name in (
                 *("security_review", "secure_aggregation", "differential_privacy", "site_policy"),
-                *("federation", "joint_privacy", "budgets", "ledger", "processes"),
+                *("federation", "joint_privacy", "budgets", "ledger", "models", "processes"),
             )
         ),
         REPOSITORY / "SECURITY.md",

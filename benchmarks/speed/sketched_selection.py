@@ -32,7 +32,7 @@ from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
 from fedstrata.methods.fedtlu import FedTLU
-from fedstrata.policies.scores import block_scores, estimated_scores, sketch_all
+from fedstrata.policies.scores import block_scores, estimated_sums, score, sketch_all
 from fedstrata.policies.select import best_blocks, equal_blocks, scored_tensors
 from fedstrata.policies.share import blocks_in
 from fedstrata.record.log import read_events
@@ -79,7 +79,8 @@ class Watched(FedTLU):
         changes = {name: overheard.heard.tensors[name] for name in names}
         sketches = sketch_all(changes, self._numbers, rng.child("signs").integer())
         sizes = {name: change.numel() for name, change in changes.items()}
-        scores = block_scores(estimated_scores(sizes, self._numbers, *sketches), blocks)
+        sums = estimated_sums(sizes, self._numbers, *sketches)
+        scores = block_scores({name: score(sizes[name], *own) for name, own in sums.items()}, blocks)
         groups = equal_blocks(blocks, state.tensors)
         facts: Any = after.values
         picked, exact = best_blocks(scores, groups, facts["portion"]), facts["merged_blocks"]

@@ -125,6 +125,31 @@ def test_only_the_training_examples_of_corrupt_clients_change(honest_sites: list
         assert site.count == honest.count
 
 
+@pytest.mark.parametrize("portion", [0.25, 0.5])
+def test_a_portion_of_the_examples_of_a_named_client_is_corrupt(
+    honest_sites: list[Site], portion: float
+) -> None:
+    corrupt = f"federation.corrupt={{clients: [site-3], portion: {portion}, kind: label_flips}}"
+    for site, honest in zip(
+        sites_of(prepare(read_source(None, [*TINY, corrupt])))[0], honest_sites, strict=True
+    ):
+        pairs = list(zip(site.encode(), honest.encode(), strict=True))
+        changed = sum(bool((one.tags != two.tags).any()) for one, two in pairs)
+        assert changed == (math.floor(portion * len(pairs) + 0.5) if site.id == "site-3" else 0)
+
+
+def test_more_of_a_client_s_examples_are_those_of_less_and_others() -> None:
+    def changed(portion: float) -> set[int]:
+        corrupt = f"federation.corrupt={{clients: [site-1], portion: {portion}, kind: label_flips}}"
+        site, honest = (
+            sites_of(prepare(read_source(None, [*TINY, *more])))[0][0] for more in ([corrupt], [])
+        )
+        pairs = zip(site.encode(), honest.encode(), strict=True)
+        return {index for index, (one, two) in enumerate(pairs) if (one.tags != two.tags).any()}
+
+    assert changed(0.25) < changed(0.5) < changed(1.0)
+
+
 def test_the_record_and_the_summary_say_who_is_corrupt(run_tiny: RunTiny) -> None:
     run = run_tiny("federation.corrupt={share: 0.5, kind: sign_flip}", *ONCE, report=True)
     expected = {"clients": ["site-1", "site-2"], "kind": "sign_flip", "strength": 1.0}
@@ -183,6 +208,10 @@ def test_as_many_are_drawn_as_asked_and_more_at_a_greater_share(
             "{share: 0.1, kind: shuffled_labels, strength: 2.0}",
             "strength=2 has no meaning with kind 'shuffled",
         ),
+        ("{share: 0.3, clients: [site-1]}", "share and clients both name"),
+        ("{clients: [site-9]}", r"federation\.corrupt\.clients: 'site-9' is no client"),
+        ("{portion: 0.5}", "has no meaning without corrupt clients"),
+        ("{share: 0.3, portion: 0.5, kind: scale}", r"portion=0\.5 has no meaning with kind 'scale'"),
         ("{share: 1.0}", r"federation\.corrupt\.share: must be less than 1, not 1\.0"),
         ("{share: 0.1, kind: noise}", r"federation\.corrupt\.kind: must be 'shuffled_labels'"),
         (

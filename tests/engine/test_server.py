@@ -44,6 +44,19 @@ def naive_loss(experiment: Experiment, tensors: dict[str, torch.Tensor]) -> floa
     return total / terms
 
 
+def test_a_mean_over_records_counts_each_example_once() -> None:
+    experiment = prepare(read_source(None, [*TINY, *LORA]))
+    model, task, training = experiment.model, experiment.task, experiment.settings.training
+    examples = task.encode(experiment.server, model.tokenizer)
+    sums = []
+    with torch.no_grad():
+        for example in examples:
+            loss, _ = task.loss(model.module, task.collate([example]))
+            sums.append(float(loss))
+    found = mean_loss(model, task, examples, training, "records")
+    assert found == pytest.approx(sum(sums) / len(sums), rel=1e-4)
+
+
 @pytest.mark.slow
 def test_the_loss_is_that_of_the_shared_model_with_these_tensors(cohort: RoundCohort) -> None:
     state = cohort.method.start(cohort.model)
@@ -77,7 +90,7 @@ def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohor
 @pytest.mark.slow
 def test_trying_models_does_not_change_how_clients_train(run_tiny: RunTiny, monkeypatch) -> None:
     one = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="one")
-    monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors: 1.0)
+    monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors, over: 1.0)
     other = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="other")
     losses = [[event["loss"] for event in run.of("client")] for run in (one, other)]
     assert losses[0] == losses[1]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from support import TINY, Finished, RunTiny
+from torch import Tensor
 
 from fedstrata.client.store import ClientStore
 from fedstrata.client.turn import Workplace
@@ -19,9 +20,13 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
+from fedstrata.methods import droppeft
+from fedstrata.methods.droppeft import SENT
 from fedstrata.policies.dropout import LayerDropout
+from fedstrata.train import local
 
 LORA = "adapter={kind: lora, rank: 2}"
+SMALL = "training.batch_size=2"
 PERSONAL = "method={name: droppeft, rates: 0.4, shared_blocks: 2}"
 
 
@@ -39,46 +44,88 @@ def store(run: Finished, client: str) -> ClientStore:
 
 def test_a_device_sends_its_least_important_blocks_and_keeps_the_others(run_tiny: RunTiny) -> None:
     run = run_tiny(PERSONAL, LORA, "federation.rounds=1", "training.batch_size=2")
-    sent = []
-    for client, kept in run.state.values["_personal"].items():
+    sent: dict[str, list[int]] = {}
+    for client in run.state.values["_personal"]:
         message = store(run, client).read()
         importance = message.values["importance"]
         assert None not in importance  # enough batches for all to run
         order = sorted(range(3), key=lambda block: (importance[block], block))
-        assert kept == order[2:]
-        assert set(message.tensors) == set(block_names(run, kept[0]))
-        sent += order[:2]
+        own = {name for name in message.tensors if not name.startswith(SENT)}
+        assert own == set(block_names(run, order[2]))
+        sent[client] = order[:2]
     (state,) = states(run)
-    assert state["shared_by"] == [sent.count(block) for block in range(3)]
+    assert state["shared_by"] == [sum(block in own for own in sent.values()) for block in range(3)]
+    for client, kept in run.state.values["_personal"].items():
+        assert kept == sorted({0, 1, 2}.difference(sent[client]))
+        lone = [int(block in sent[client] and state["shared_by"][block] == 1) for block in range(3)]
+        assert run.state.values["_alone"][client] == lone
+
+
+def test_a_device_that_alone_sent_a_block_keeps_its_own_value(few_ran: list[Turn]) -> None:
+    """The server's, which no mean has changed, must not take its place at the next turn."""
+    kept = 0
+    for number in range(1, 4):
+        turns = [turn for turn in few_ran if turn.round == number]
+        senders = [block for turn in turns for block in turn.update.values["shared"]]
+        for turn in turns:
+            later = next(
+                each for each in few_ran if (each.round, each.client.id) == (number + 1, turn.client.id)
+            )
+            alone = [block for block in turn.update.values["shared"] if senders.count(block) == 1]
+            assert later.plan.values["alone"] == [int(block in alone) for block in range(3)]
+            for name, value in turn.update.tensors.items():
+                if any(f".layers.{block}." in name for block in alone):
+                    assert torch.equal(later.began[name], value)
+                    kept += 1
+    assert kept, "some block was sent by one device alone"
 
 
 @dataclass(frozen=True)
 class Turn:
-    """What went to a device and came back, its tensors copied, and the importance that it then knew."""
+    """What went to a device and came back, its tensors copied, and the importance that it then knew.
 
+    `began` is the model with which it began to train.
+    """
+
+    round: int
     client: ClientInfo
     plan: Plan
     update: Update
     importance: list[float | None]
+    began: dict[str, Tensor]
 
 
 def turns_of(folder: Path, *overrides: str) -> list[Turn]:
     """Runs rounds and returns each device's turns, in order."""
     run = open_run(read_source(None, [*TINY, *overrides]), folder, lambda event, facts: None, resume=False)
     method, state, turns = run.experiment.method, run.experiment.method.start(run.experiment.model), []
-    for number in range(1, run.experiment.settings.federation.rounds + 1):
-        cohort = run._cohort(number, run.engine.clients())
-        each = cohort.each
+    began: dict[str, dict[str, Tensor]] = {}
 
-        def watched(handler: str, plan_of: Any, each: Any = each, number: int = number) -> Any:
-            for client, update in each(handler, plan_of):
-                tensors = {name: tensor.clone() for name, tensor in update.tensors.items()}
-                kept = ClientStore(folder / "clients" / client.id, number).read().values.get("importance", [])
-                turns.append(Turn(client, plan_of(client), replace(update, tensors=tensors), kept))
-                yield client, update
+    def fit(client: Any, *args: Any, **settings: Any) -> float:
+        model = client.model
+        began[client.id] = {name: value.clone() for name, value in model.tensors(model.layout.all).items()}
+        return local.fit(client, *args, **settings)
 
-        cohort.each = watched  # type: ignore[method-assign]
-        state = method.round(state, cohort, run.experiment.seed.child("round", number, "method"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(droppeft, "fit", fit)
+        for number in range(1, run.experiment.settings.federation.rounds + 1):
+            cohort = run._cohort(number, run.engine.clients())
+            each = cohort.each
+
+            def watched(handler: str, plan_of: Any, each: Any = each, number: int = number) -> Any:
+                for client, update in each(handler, plan_of):
+                    tensors = {name: tensor.clone() for name, tensor in update.tensors.items()}
+                    kept = (
+                        ClientStore(folder / "clients" / client.id, number)
+                        .read()
+                        .values.get("importance", [])
+                    )
+                    copied = replace(update, tensors=tensors)
+                    turns.append(Turn(number, client, plan_of(client), copied, kept, began[client.id]))
+                    yield client, update
+
+            cohort.each = watched  # type: ignore[method-assign]
+            state = method.round(state, cohort, run.experiment.seed.child("round", number, "method"))
     return turns
 
 
@@ -126,7 +173,7 @@ def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunT
 @pytest.mark.slow
 def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks(run_tiny: RunTiny) -> None:
     seldom = "federation={rounds: 3, evaluate_every: 3}"
-    run = run_tiny(PERSONAL, LORA, seldom, "training.batch_size=2")
+    run = run_tiny(PERSONAL, LORA, seldom, SMALL)
     numbers = [sum(run.state.tensors[name].numel() for name in block_names(run, block)) for block in range(3)]
     assert len(set(numbers)) == 1
     assert all(len(own) == 1 for own in run.state.values["_personal"].values())
@@ -303,7 +350,10 @@ def test_a_corrupt_device_distorts_what_it_sends_and_not_what_it_keeps(run_tiny:
     corrupt = "federation.corrupt={share: 0.9, kind: scale, strength: 50.0}"
     honest, scaled = run_tiny(*common, out="honest"), run_tiny(*common, corrupt, out="scaled")
     for client in honest.state.values["_personal"]:
-        one, other = store(honest, client).read().tensors, store(scaled, client).read().tensors
+        one, other = (
+            {name: tensor for name, tensor in store(run, client).read().tensors.items() if SENT not in name}
+            for run in (honest, scaled)
+        )
         assert one.keys() == other.keys()
         assert all(torch.equal(one[name], other[name]) for name in one)
     learnt = honest.state.tensors

@@ -62,6 +62,28 @@ def test_sites_are_weighed_by_their_loss_and_their_examples(run_tiny: RunTiny, w
     assert run.summary["state"]["influence"] == facts
 
 
+@pytest.mark.parametrize("loss", ["tokens", "records"])
+def test_the_loss_is_a_mean_of_tokens_or_of_records_and_has_a_temperature(
+    run_tiny: RunTiny, loss: str
+) -> None:
+    method = f"method={{name: fedmedlora_plus, loss: {loss}, temperature: 2.0, weighting: influence}}"
+    facts = run_tiny(method, LORA, *SERVER, "federation.rounds=1").of("round")[0]["state"]["influence"]
+    raw = {client: math.exp(-own["loss"] / 2.0) for client, own in facts.items()}
+    for client, own in facts.items():
+        assert own["influence"] == pytest.approx(raw[client] / sum(raw.values()))
+
+
+def test_a_loss_of_records_is_as_many_times_larger_as_records_have_tokens(run_tiny: RunTiny) -> None:
+    found = {}
+    for loss in ("tokens", "records"):
+        method = f"method={{name: fedmedlora_plus, loss: {loss}}}"
+        run = run_tiny(method, LORA, *SERVER, "federation.rounds=1", out=loss)
+        found[loss] = run.of("round")[0]["state"]["influence"]
+    ratios = {found["records"][client]["loss"] / own["loss"] for client, own in found["tokens"].items()}
+    assert len({round(ratio, 6) for ratio in ratios}) == 1
+    assert min(ratios) > 5
+
+
 def test_a_site_that_harms_the_server_s_documents_counts_less(run_tiny: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.3, kind: scale, strength: 300.0}"
     run = run_tiny("method={name: fedmedlora_plus}", LORA, *SERVER, corrupt, "federation.rounds=1")

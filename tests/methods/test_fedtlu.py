@@ -110,6 +110,63 @@ def test_where_blocks_cannot_be_told_apart_it_is_said_once() -> None:
     assert state.values["merged_blocks"] == [1] and not signal.told
 
 
+class Rounded(Noise):
+    """A cohort whose mean change is one spacing of a few numbers of one block's norms, and else nothing."""
+
+    def mean(self, handler: str, plan_of: Callable[[Any], Plan]) -> Mean:
+        """Returns the change of everything."""
+        change = {name: torch.zeros_like(tensor) for name, tensor in plan_of(None).tensors.items()}
+        for name, tensor in change.items():
+            if ".layers.2." in name and "norm" in name:
+                tensor[:7] = torch.finfo(torch.float32).eps
+        return Mean(change, {}, {"loss": 1.0}, {})
+
+
+def test_rounding_is_no_signal_and_the_record_says_how_many_numbers_moved() -> None:
+    method, model = FedTLU(portion=0.34), prepare(read_source(None, list(TINY))).model
+    cohort = Rounded(1)
+    state = method.round(method.start(model), cohort, Seed(0))  # type: ignore[arg-type]
+    assert state.values["above_noise"] <= ABOVE_NOISE
+    assert cohort.told
+    moved = {name for name, count in state.values["moved_numbers"].items() if count == 7}
+    assert moved == {name for name in state.tensors if ".layers.2." in name and "norm" in name}
+    assert {*state.values["moved_numbers"].values()} == {0, 7}
+    assert {*state.values["rounding"]} == state.values["tensor_scores"].keys()
+
+
+@pytest.mark.parametrize("scored", ["matrices", "small"])
+def test_a_score_of_matrices_or_of_the_rest_alone(scored: str) -> None:
+    method, model = FedTLU(portion=0.34, scored=scored), prepare(read_source(None, list(TINY))).model
+    state = method.round(method.start(model), Noise(1), Seed(0))  # type: ignore[arg-type]
+    dimensions = {state.tensors[name].dim() for name in state.values["tensor_scores"]}
+    assert dimensions == ({2} if scored == "matrices" else {1})
+
+
+def test_the_worst_blocks_are_those_of_lowest_score() -> None:
+    model = prepare(read_source(None, list(TINY))).model
+    kept = {}
+    for update in ("targeted", "worst"):
+        method = FedTLU(portion=0.34, update=update)
+        state = method.round(method.start(model), Noise(1, ".layers.1."), Seed(0))  # type: ignore[arg-type]
+        (kept[update],) = state.values["merged_blocks"]
+        scores = state.values["block_scores"]
+    assert kept == {"targeted": scores.index(max(scores)), "worst": scores.index(min(scores))}
+
+
+def test_a_score_of_nothing_is_refused() -> None:
+    """An adapter is of matrices alone."""
+    model = prepare(read_source(None, [*TINY, "adapter={kind: lora, rank: 2}"])).model
+    with pytest.raises(ConfigurationError) as refused:
+        FedTLU(scored="small").start(model)
+    assert [problem.path for problem in refused.value.problems] == ["method.scored"]
+
+
+@pytest.mark.parametrize("update", ["random", "last", "full"])
+def test_scored_has_no_meaning_without_scores(update: str) -> None:
+    with pytest.raises(ValueError, match="scored"):
+        FedTLU(update=update, scored="matrices")
+
+
 def test_last_changes_what_follows_the_blocks(run_tiny: RunTiny) -> None:
     run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1")
     assert changed(run) == {"model.norm.weight", "score.weight", "score.bias"}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 
+import bandit_rules
 import numpy as np
 import pytest
-from droppeft import bandit_rules
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError

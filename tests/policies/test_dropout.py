@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import combinations
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -90,3 +93,33 @@ def test_a_block_that_has_never_run_has_no_importance() -> None:
     dropout.observe([None, 0.0, 2.0])
     assert dropout.importance() == [None, 0.0, 2.0]
     assert dropout.importance([None, 7.0, 7.0]) == [None, 0.0, 2.0]
+
+
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
+@pytest.mark.parametrize("mean", [0.1, 0.5, 0.7])
+def test_exact_draws_have_the_rates_and_nearly_the_same_number_in_every_batch(
+    mean: float, distribution: Any
+) -> None:
+    """So that the memory of a batch is a promise: of independent draws the largest batch runs nearly all."""
+    rates, draws = block_rates(mean, 24, distribution), 4000
+    exact, independent = LayerDropout(rates, Seed(0), "exact"), LayerDropout(rates, Seed(0))
+    skipped = [exact.draw() for _ in range(draws)]
+    counts = np.bincount([block for each in skipped for block in each], minlength=24) / draws
+    assert counts == pytest.approx(rates, abs=0.03)
+    assert all(abs(len(each) - sum(rates)) < 1 for each in skipped)
+    assert min(map(len, skipped)) > min(len(independent.draw()) for _ in range(draws))
+
+
+def test_any_two_blocks_are_skipped_together_in_some_exact_draw() -> None:
+    dropout = LayerDropout([0.5] * 6, Seed(0), "exact")
+    pairs = {pair for _ in range(500) for pair in combinations(dropout.draw(), 2)}
+    assert len(pairs) == 15
+
+
+@given(rates=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12), seed=st.integers(0, 2**32))
+def test_at_least_one_block_runs_in_an_exact_draw(rates: list[float], seed: int) -> None:
+    dropout = LayerDropout(rates, Seed(seed), "exact")
+    for _ in range(20):
+        skipped = dropout.draw()
+        assert len(skipped) < len(rates)
+        assert all(rates[block] > 0 for block in skipped)

@@ -17,7 +17,9 @@ from fedstrata.policies.scores import (
     block_scores,
     buckets,
     change_score,
-    estimated_scores,
+    change_sums,
+    estimated_sums,
+    is_rounding,
     noise_score,
     noise_scores,
     score,
@@ -39,7 +41,7 @@ def test_the_score_is_that_of_the_paper_and_of_the_signal_to_noise_ratio(change:
     exact = change.astype(np.float64)
     found = change_score(torch.from_numpy(change))
     if not exact.any():
-        assert found == 0.0
+        assert found == 1.0
     elif np.all(exact == exact[0]):
         assert found == CAP
     else:
@@ -60,7 +62,7 @@ def test_the_score_has_no_scale(change: np.ndarray, factor: float) -> None:
 def test_a_change_that_is_the_same_everywhere_has_a_finite_score() -> None:
     assert change_score(torch.full((4, 5), 0.1)) == CAP
     assert score(10, 1.0, 0.0) == CAP
-    assert score(10, 0.0, 0.0) == change_score(torch.zeros(10)) == 0.0
+    assert score(10, 0.0, 0.0) == change_score(torch.zeros(10)) == 1.0
 
 
 @examples(100)
@@ -111,7 +113,7 @@ def test_estimated_scores_are_near_the_exact_ones_however_large_the_mean(make: A
     exact = change_score(change)
     sizes, deviation = {"a": change.numel()}, np.sqrt(2 / buckets(512))
     for seed in range(40):
-        found = estimated_scores(sizes, 512, *sketch_all({"a": change}, 512, seed))["a"]
+        found = score(sizes["a"], *estimated_sums(sizes, 512, *sketch_all({"a": change}, 512, seed))["a"])
         assert found**2 - 1 == pytest.approx(exact**2 - 1, rel=7 * deviation, abs=1e-6)
 
 
@@ -125,8 +127,10 @@ def test_estimates_from_a_mean_of_summaries_are_those_of_the_mean_change() -> No
         sum(weight * facts[part] for weight, facts in zip(weights, apart, strict=True)) for part in (0, 1)
     ]
     sizes = {"a": 2800, "b": 120}
-    expected = estimated_scores(sizes, 64, *sketch_all({"a": mean, "b": mean[:3] + 1}, 64, 5))
-    assert estimated_scores(sizes, 64, *together) == pytest.approx(expected, rel=1e-4)
+    expected = estimated_sums(sizes, 64, *sketch_all({"a": mean, "b": mean[:3] + 1}, 64, 5))
+    found = estimated_sums(sizes, 64, *together)
+    for name in sizes:
+        assert found[name] == pytest.approx(expected[name], rel=1e-4)
 
 
 def test_a_block_has_the_sum_of_its_tensors_scores() -> None:
@@ -168,3 +172,22 @@ def test_blocks_of_noise_are_not_told_apart_and_one_with_a_signal_is(seed: int) 
     assert above() < 3.0
     changes["3.weight"] += 1.0
     assert above() > ABOVE_NOISE
+
+
+def test_a_change_within_the_spacing_of_float32_is_rounding() -> None:
+    before = torch.ones(256)
+    spacing = torch.finfo(torch.float32).eps
+    change = torch.zeros(256)
+    assert is_rounding(before, change_sums(change))
+    change[:7] = spacing
+    assert is_rounding(before, change_sums(change))
+    assert not is_rounding(before, change_sums(torch.full((256,), 3 * spacing)))
+    assert not is_rounding(torch.zeros(256), change_sums(change)), "small numbers are not rounded so far"
+
+
+def test_one_moved_number_makes_no_difference() -> None:
+    """Whether it moves at all is rounding: it must weigh no more than noise does."""
+    one = torch.zeros(256)
+    one[3] = 1e-7
+    mean, variance = noise_score(256)
+    assert abs(change_score(one) - change_score(torch.zeros(256))) < mean - 1 + 3 * variance**0.5

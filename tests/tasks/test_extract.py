@@ -90,7 +90,7 @@ def test_right_answers_give_the_annotations_back(byte_level: Any, corpus: list[D
     scores = task.score(corpus, answers)
     assert scores["ner_f1"] == scores["re_precision"] == scores["re_lenient_precision"] == 1.0
     assert scores["re_recall"] > 0.98  # the others are in another sentence
-    assert [scores[name] for name in FAULTS] == [0.0] * 4
+    assert [scores[name] for name in FAULTS] == [0.0] * 5
     for document, answer in zip(corpus, answers, strict=True):
         known = task.known(document)
         again = task.annotate(document, answer)
@@ -115,7 +115,7 @@ def test_what_cannot_be_used_is_counted(byte_level: Any) -> None:
     predictions = [np.array(byte_level(text, add_special_tokens=False)["input_ids"]) for text in garbled]
     (answer,) = task.decode([NOTE], examples, predictions)
     assert (answer.spans, answer.relations) == ((), ())
-    assert list(task.score([NOTE], [answer]).values())[-4:] == [1.0, 1.0, 1.0, 6.0]
+    assert list(task.score([NOTE], [answer]).values())[-5:] == [1.0, 1.0, 1.0, 6.0, 0.0]
 
 
 @pytest.mark.parametrize("loss_on", ["response", "full"])

@@ -17,6 +17,7 @@ from fedstrata.cli import (
     keys,
     ledger,
     methods,
+    models,
     nvflare,
     plan,
     predict,
@@ -74,6 +75,7 @@ app.add_typer(budget.app, name="budget")
 app.add_typer(federation.app, name="federation")
 app.add_typer(keys.app, name="keys")
 app.add_typer(ledger.app, name="ledger")
+app.add_typer(models.app, name="models")
 app.add_typer(split.app, name="split")
 
 

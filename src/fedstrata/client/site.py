@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -76,7 +77,13 @@ class Site:
         examples, wrong = self.task.training_examples(documents, self.tokenizer), self.corruption
         if wrong is None or wrong.settings.kind not in DATA_CORRUPTIONS:
             return examples
-        return self.task.corrupt(examples, wrong.settings.kind, self.tokenizer, wrong.rng)
+        count = math.floor(wrong.settings.portion * len(examples) + 0.5)
+        drawn = sorted(wrong.rng.child("portion").numpy().permutation(len(examples))[:count].tolist())
+        chosen = [examples[index] for index in drawn]
+        changed = self.task.corrupt(chosen, wrong.settings.kind, self.tokenizer, wrong.rng)
+        for index, example in zip(drawn, changed, strict=True):
+            examples[index] = example
+        return examples
 
     @property
     def distortion(self) -> CorruptSettings | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from fedstrata.core.model import Model
-from fedstrata.core.types import ClientInfo, Message, Plan, Tensors, Update
+from fedstrata.core.types import ClientInfo, LossMean, Message, Plan, Tensors, Update
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,8 +104,8 @@ class Cohort(Protocol):
             The updates, as `each` does: as they arrive where clients take turns, else once all have ended.
         """
 
-    def server_loss(self, tensors: Tensors) -> float:
-        """Returns the mean loss over all terms of the shared model with these tensors in it.
+    def server_loss(self, tensors: Tensors, over: LossMean = "terms") -> float:
+        """Returns the mean loss of the shared model with these tensors in it, over terms or over records.
 
         It is that on the server's own documents (`data.split.server`), in evaluation mode. A method that asks
         for it (`Method.tries_updates`) works on no run without such documents.

@@ -109,6 +109,10 @@ class Task(SurveyedTask, Floored):
                 named.update(own)
         return named
 
+    def added_texts(self) -> Iterator[str]:
+        """Yields what the task puts around the texts of documents: templates, tags, the words of answers."""
+        return iter(())
+
     def left_to_documents(self) -> Iterator[Problem]:
         """Yields what of the task is read from documents: it would tell of those that are to be protected."""
         for setting in self.naming:

@@ -6,7 +6,7 @@ and a client's private store (see `fedstrata.wire.frame`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from fedstrata.core.errors import FrameError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 Tally: TypeAlias = "Mapping[str, float]"
+LossMean: TypeAlias = Literal["terms", "records"]
+"""What a loss is the mean of: its terms (tokens, in token tasks), or records, each the sum of its terms."""
 """Numbers by name that add up, over documents and over the clients that have them; scores come of them."""
 
 

@@ -23,7 +23,7 @@ SHARED = (
 """The sections of settings that a server sets for all sites; sums depend on how many threads a client has."""
 OWN = (
     *("training.cache", "training.cache_gigabytes", "model.name", "model.revision", "model.tokenizer"),
-    *("model.weights", "privacy.budget"),
+    *("model.vocabulary", "model.weights", "privacy.budget"),
 )
 """Settings in these sections that are a site's own: places, memory, and what a site lets be spent. That the
 weights are the same follows from their hashes."""

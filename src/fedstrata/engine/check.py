@@ -181,11 +181,11 @@ def _with_absolute_paths(settings: RunSettings) -> RunSettings:
     data, model = settings.data, settings.model
     external = {name: _with_absolute_path(corpus) for name, corpus in data.external.items()}
     data = _with_absolute_path(data).model_copy(update={"external": external})
-    for key in ("name", "tokenizer", "weights"):
+    for key in ("name", "tokenizer", "weights", "vocabulary"):
         place = getattr(model, key)
         if key == "name" and names_factory(place):
             continue
-        if isinstance(place, str) and Path(place).expanduser().is_dir():
+        if isinstance(place, str) and Path(place).expanduser().exists():
             model = model.model_copy(update={key: str(Path(place).expanduser().absolute())})
     privacy = settings.privacy
     if (own := privacy.bounded_by) is not None:
@@ -303,7 +303,16 @@ def unfit_clients(
         *unfit_participants(settings.federation, method, clients),
         *count_problems(settings, method, len(clients)),
         *task.named_in_vain(every(sites)),
+        *_unknown_corrupt(settings.federation, clients),
     ]
+
+
+def _unknown_corrupt(federation: FederationSettings, clients: Sequence[str]) -> Iterator[Problem]:
+    """Yields the corrupt clients that there are not."""
+    for name in federation.corrupt.clients or ():
+        if name not in clients:
+            hint = did_you_mean(name, clients, before="; ")
+            yield Problem("federation.corrupt.clients", f"{name!r} is no client of this run{hint}")
 
 
 def unfit_participants(
@@ -344,7 +353,7 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
     scores = "they score their documents, each with the shared ends or its own, and tell the scores alone"
     asked = {
         "federation.dropout": (federation.dropout, lets),
-        "federation.corrupt": (federation.corrupt.share, lets),
+        "federation.corrupt": (federation.corrupt.names_clients, lets),
         "federation.bootstrap": (federation.bootstrap is not None, scores),
         "federation.score_clients": (federation.score_clients, scores),
         "federation.score_everywhere": (federation.score_everywhere is True, scores),

@@ -22,7 +22,7 @@ from fedstrata.core.method import Method
 from fedstrata.core.settings.devices import Device
 from fedstrata.core.settings.privacy import LEAST_SITES
 from fedstrata.core.settings.training import TrainingSettings
-from fedstrata.core.types import ClientInfo, Plan, Tensors, Update
+from fedstrata.core.types import ClientInfo, LossMean, Plan, Tensors, Update
 from fedstrata.engine.agreed import agreed, agreed_hash
 from fedstrata.engine.book import Book
 from fedstrata.engine.conversation import TimedService
@@ -177,11 +177,11 @@ class RoundCohort:
         self.model.restore()
         return middle_of(self.model, cut, self.method.trainable(self.model.layout))
 
-    def server_loss(self, tensors: Tensors) -> float:
+    def server_loss(self, tensors: Tensors, over: LossMean = "terms") -> float:
         """Returns the loss of the shared model with these tensors in it on the server's documents."""
         assert self.server is not None  # noqa: S101 - a run has it, and its configuration was checked
         started = time.perf_counter()
-        loss = self.server.loss(tensors)
+        loss = self.server.loss(tensors, over)
         seconds = time.perf_counter() - started
         self.score_seconds += seconds
         self.waited_seconds += seconds

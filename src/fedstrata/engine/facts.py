@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,6 +22,7 @@ from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.models.state import Model
+from fedstrata.models.vocabulary import kept_tokens
 from fedstrata.privacy.mechanism import ADJACENCY, Privacy
 from fedstrata.wire import frame
 
@@ -171,7 +174,17 @@ def size_facts(experiment: Experiment, model: Model) -> dict[str, Any]:
         "parameters": model.parameter_count,
         "blocks": len(model.layout.blocks),
         "bytes": frame.size(Message(model.tensors(model.whole))),
+        **_vocabulary_facts(model.tokenizer),
     }
+
+
+def _vocabulary_facts(tokenizer: Any) -> dict[str, Any]:
+    """Returns how many tokens a cut vocabulary has kept, and the hash of the list of their original ids."""
+    kept = kept_tokens(tokenizer)
+    if kept is None:
+        return {}
+    digest = hashlib.sha256(json.dumps(kept, separators=(",", ":")).encode()).hexdigest()
+    return {"vocabulary": {"kept": len(kept), "sha256": digest}}
 
 
 def document_counts(

@@ -140,7 +140,8 @@ class LocalEngine(Engine):
         if not corrupt:
             return None
         settings = next(iter(corrupt.values()))
-        return {"clients": list(corrupt), "kind": settings.kind, "strength": settings.strength_used}
+        facts = {"clients": list(corrupt), "kind": settings.kind, "strength": settings.strength_used}
+        return facts | ({"portion": settings.portion} if settings.portion < 1 else {})
 
     def require_same(self, begun: Mapping[str, Any]) -> None:
         """Refuses to go on with other documents.

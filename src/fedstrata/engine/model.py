@@ -19,6 +19,7 @@ from fedstrata.core.settings.adapter import AdapterSettings
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
+from fedstrata.engine.vocabulary import cut_to_public_texts, vocabulary_problems
 from fedstrata.models.blocks import find_layout, positions_of, transformers_model
 from fedstrata.models.given import make, misplaced, names_factory
 from fedstrata.models.load import early_tokenizer, load, read_config, read_tokenizer, skeleton
@@ -66,7 +67,8 @@ def load_model(
         settings: The run's settings.
         task: The task, which knows its labels.
         method: The federated method.
-        tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
+        tokenizer: The tokenizer that the run has made, where the settings ask for one; it is made if None and
+            no training texts are needed for it.
         without: Takes parts out of the model before its weights are read.
 
     Raises:
@@ -74,6 +76,8 @@ def load_model(
             was found in documents cannot be asked for with this tokenizer.
     """
     seed = Seed(settings.seed)
+    if tokenizer is None and settings.model.vocabulary is not None:
+        tokenizer = cut_to_public_texts(settings, task)
     model = load(
         settings.model,
         kind=task.kind,
@@ -185,6 +189,7 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
         message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
         problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
     refuse(misplaced(settings.model))
+    problems += refusals(lambda: refuse([*vocabulary_problems(settings)]))
     sample, tokenizer = None, None
     if names_factory(settings.model.name):
         sample, tokenizer = make(settings.model, kind=task.kind, labels=_STAND_IN, tokens=task.max_length)

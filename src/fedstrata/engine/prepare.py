@@ -301,11 +301,11 @@ def _with_threads(settings: RunSettings, threads: int | None) -> RunSettings:
 
 def _trained_tokenizer(settings: RunSettings, clients: Mapping[str, Split], folder: Path | None) -> Any:
     """Returns the tokenizer that is built from all clients' training texts; none where it is not to be."""
+    if folder is not None:
+        return read_tokenizer(ModelSettings(name=str(folder)))
     asked = settings.model.tokenizer
     if not isinstance(asked, TrainedTokenizer):
         return None
-    if folder is not None:
-        return read_tokenizer(ModelSettings(name=str(folder)))
     from fedstrata.models.train_tokenizer import train_tokenizer  # noqa: PLC0415 - seldom needed
 
     texts = (text for own in clients.values() for item in own.train for text in item.texts)

@@ -96,7 +96,7 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
     for name, why in IDLE.items():
         if (value := getattr(settings.training, name)) != getattr(usual, name):
             yield Problem(f"training.{name}", f"{value} has no effect with {mechanism}: {why}")
-    if settings.federation.corrupt.share:
+    if settings.federation.corrupt.names_clients:
         yield Problem("federation.corrupt", f"corrupt clients and {mechanism} are not combined")
     yield from task.left_to_documents()
     if isinstance(settings.model.tokenizer, TrainedTokenizer):

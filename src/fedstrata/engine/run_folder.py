@@ -9,7 +9,6 @@ from typing import Any
 
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.files import TEMPORARY, new_folder, private_folder, write_atomically
-from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, differing, read_source
 from fedstrata.core.settings.yaml import as_document, as_yaml
@@ -62,7 +61,7 @@ INPUTS = "inputs"
 """The folder, within a run's, of documents and models that were given as objects."""
 
 TOKENIZER = "tokenizer"
-"""The folder, within a run's, of a tokenizer that the run built from its training texts."""
+"""The folder, within a run's, of a tokenizer that the run has made."""
 
 
 def open_run(source: Source, folder: Path | None, listen: Listener, *, resume: bool) -> Run[LocalEngine]:
@@ -101,10 +100,7 @@ def _write_beginning(experiment: Experiment, folder: Path, *, resume: bool) -> N
     if not resume or not (folder / DOCUMENTS).exists():
         write_documents(experiment.clients, folder / DOCUMENTS)
     write_settings(experiment.settings, folder / SETTINGS)
-    if (
-        isinstance(experiment.settings.model.tokenizer, TrainedTokenizer)
-        and not (folder / TOKENIZER).exists()
-    ):
+    if experiment.settings.model.makes_tokenizer and not (folder / TOKENIZER).exists():
         # A resumed run must not build another one.
         with new_folder(folder / TOKENIZER, private=True) as unfinished:
             experiment.model.tokenizer.save_pretrained(unfinished)

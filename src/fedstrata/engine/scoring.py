@@ -19,7 +19,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import FEW_CLIENTS, BootstrapSettings, FederationSettings
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.task import Task
-from fedstrata.core.types import State, Tally, Tensors
+from fedstrata.core.types import LossMean, State, Tally, Tensors
 from fedstrata.engine.prepare import Experiment
 from fedstrata.metrics.counts import added
 from fedstrata.metrics.stats import interval
@@ -281,10 +281,10 @@ class ServerDocuments:
     ) -> None:
         self._documents, self._model, self._task, self._settings = documents, model, task, settings
 
-    def loss(self, tensors: Tensors) -> float:
+    def loss(self, tensors: Tensors, over: LossMean = "terms") -> float:
         """Returns the mean loss of the shared model with these tensors in it, which is then as it was."""
         with self._model.holding(tensors):
-            return mean_loss(self._model, self._task, self._examples, self._settings)
+            return mean_loss(self._model, self._task, self._examples, self._settings, over)
 
     @cached_property
     def _examples(self) -> list[Any]:

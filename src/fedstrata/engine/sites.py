@@ -38,9 +38,10 @@ def _pool(sites: list[Site]) -> Site:
 
 
 def corrupt_clients(clients: Sequence[str], settings: CorruptSettings, rng: Seed) -> dict[str, Corruption]:
-    """Draws the corrupt clients.
+    """Returns the corrupt clients: those that are named, or as many as are drawn.
 
-    They are the same for every kind, and a client that is corrupt at one share also is at every greater one.
+    Those that are drawn are the same for every kind, and a client that is corrupt at one share also is at
+    every greater one.
 
     Args:
         clients: All clients that train.
@@ -50,9 +51,13 @@ def corrupt_clients(clients: Sequence[str], settings: CorruptSettings, rng: Seed
     Returns:
         What is wrong with each corrupt client, by its name, in the order of the clients.
     """
-    count = share_of(settings.share, len(clients))
-    drawn = sorted(rng.numpy().permutation(len(clients))[:count].tolist())
-    return {clients[index]: Corruption(settings, rng.child(clients[index])) for index in drawn}
+    if settings.clients is not None:
+        corrupt = [client for client in clients if client in settings.clients]
+    else:
+        count = share_of(settings.share, len(clients))
+        drawn = sorted(rng.numpy().permutation(len(clients))[:count].tolist())
+        corrupt = [clients[index] for index in drawn]
+    return {client: Corruption(settings, rng.child(client)) for client in corrupt}
 
 
 def drop_outs(experiment: Experiment, number: int, clients: Sequence[str]) -> frozenset[str]:

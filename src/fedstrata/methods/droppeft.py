@@ -6,19 +6,21 @@ Source: Wang et al., "Efficient Federated Fine-Tuning of Large Language Models w
 Travels: up, the adapters of the k blocks with the smallest gradients and the task head; down, all but the
     device's personal blocks, so the whole adapter at first; a mean rate down, a reward up.
 Server half: every block is averaged over the devices that sent it, if at least two did; else it stays as it
-    was. The bandit chooses each device's mean rate and learns its reward. Needs single updates: which blocks
-    a device shares, and its reward, are its own.
-Client half: in each batch block l is left out with probability P_l, forward and backward. A block's
-    importance is its mean gradient norm over the steps in which it ran (with `training.accumulation`: of all
-    their batches together). The more important blocks stay in the device's store. The reward is the gain in
-    accuracy on the device's validation documents for each second of computing and transfer.
+    was, and a device that sent it alone keeps its own value. The bandit chooses each device's mean rate and
+    learns its reward. Needs single updates: which blocks a device shares, and its reward, are its own.
+Client half: in each batch block l is left out with probability P_l, forward and backward; with `draw: exact`
+    nearly the same number of blocks in every batch, which bounds its memory. A block's importance is its mean
+    gradient norm over the steps in which it ran (with `training.accumulation`: of all their batches
+    together). The more important blocks stay in the device's store. The reward is the gain in accuracy on the
+    device's validation documents for each second of computing and transfer.
 Reduces to: FedLoRA (FedAdapter) with `rates: 0` and `shared_blocks: 1.0`.
 Deviations: the paper's Algorithm 1 did not survive in its text; the bandit's rule, the rates over the depth
     (linear) and the place of the head (always shared) are ours. So is what becomes of blocks that did not
     run: one that has never run at the device has no importance and is neither sent nor personal, and neither
     is one that came down in this turn and did not run: it holds nothing of the device, and would dilute the
-    mean, or grow stale. With all blocks shared one device is enough for a mean. Without emulated devices
-    (`devices`) a second is the share of the blocks that ran.
+    mean, or grow stale. A block that a device sent alone is the device's own from its next turn on; until
+    then the device is scored with the server's. With all blocks shared one device is enough for a mean.
+    Without emulated devices (`devices`) a second is the share of the blocks that ran.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,8 +41,11 @@ from fedstrata.core.types import JSON, ClientInfo, Message, Plan, State, Tensors
 from fedstrata.methods.averaging import SomeBlocksShared
 from fedstrata.policies import share
 from fedstrata.policies.bandit import Bandits, BanditSettings, Rate
-from fedstrata.policies.dropout import USUAL_CAP, Distribution, LayerDropout, block_rates
+from fedstrata.policies.dropout import USUAL_CAP, Distribution, Draw, LayerDropout, block_rates
 from fedstrata.train.local import fit
+
+SENT = "sent/"
+"""Before the name of a tensor in a device's store: what it has sent, of which it may turn out to be alone."""
 
 
 class DropPEFT(SomeBlocksShared):
@@ -54,6 +59,11 @@ class DropPEFT(SomeBlocksShared):
     )
     distribution: Distribution = Field(
         default="incremental", description="How rates go with the depth: growing, equal or falling."
+    )
+    draw: Draw = Field(
+        default="independent",
+        description="independent: each block by itself, so that in some batches nearly all run; exact: the "
+        "same number of blocks in every batch, to within one, with the same rates.",
     )
     slope: Fraction | None = Field(
         default=None,
@@ -80,6 +90,8 @@ class DropPEFT(SomeBlocksShared):
     def _misfits(self) -> Iterator[str]:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
             yield f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out"
+        if self.draw == "exact" and self.rates == 0.0:
+            yield "draw=exact has no meaning with rates 0: every block runs; leave it out"
         if self.slope is not None and self.rates == 0.0:
             yield f"slope={self.slope:g} has no meaning with rates 0: every block runs; leave it out"
         flat = isinstance(self.rates, float | int) and self.rates >= USUAL_CAP and self.slope is None
@@ -128,19 +140,22 @@ class DropPEFT(SomeBlocksShared):
 
     def start(self, model: Model) -> State:
         """The adapter, which changes nothing yet, and the head."""
-        values = {**share.noted_blocks(model.layout), "_round": 0, "_personal": {}, "_bandits": {}}
+        values = {**share.noted_blocks(model.layout), "_round": 0, "_personal": {}, "_alone": {}}
+        values["_bandits"] = {}
         return State(model.snapshot(model.layout.all), values)
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Averages each block over the devices that send it."""
         number = cast("int", state.values["_round"]) + 1
         personal = cast("dict[str, list[int]]", state.values["_personal"])
+        alone = cast("dict[str, list[int]]", state.values["_alone"])
         bandits, rates = self._choose(state, [client.id for client in cohort.clients], number, rng)
 
         def plan_of(client: ClientInfo) -> Plan:
             own = {name for block in personal.get(client.id, ()) for name in share.blocks_in(state)[block]}
             wanted = {name: tensor for name, tensor in state.tensors.items() if name not in own}
-            return Plan(wanted, {"rate": rates[client.id]})
+            lone = alone.get(client.id) or [0] * len(share.blocks_in(state))
+            return Plan(wanted, {"rate": rates[client.id], "alone": list[JSON](lone)})
 
         mean, rewards = StreamingMean(), {}
         sent: dict[str, list[int]] = {}
@@ -151,32 +166,44 @@ class DropPEFT(SomeBlocksShared):
             kept[client.id] = cast("list[int]", update.values["personal"])
             if isinstance(reward := update.values.get("reward"), float):
                 rewards[client.id] = (rates[client.id], reward)
+        blocks = range(len(share.blocks_in(state)))
+        shared_by = [sum(block in own for own in sent.values()) for block in blocks]
+        if self.personal:
+            alone = alone | {
+                client: [int(block in own and shared_by[block] == 1) for block in blocks]
+                for client, own in sent.items()
+            }
         values: dict[str, Any] = {
             **state.values,
             "_round": number,
             "_personal": personal | kept,
+            "_alone": alone,
             "_bandits": bandits.rewarded(rewards, number).to_json() if bandits else {},
             "rates": {client: rates[client] for client in sent},
             "rewards": {client: reward for client, (_, reward) in rewards.items()},
-            "shared_by": [
-                sum(block in own for own in sent.values()) for block in range(len(share.blocks_in(state)))
-            ],
+            "shared_by": shared_by,
         }
         return State(self._merged(state, mean.finish()), values)
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         """Trains with blocks left out; keeps the important ones and sends the others."""
         model, layout = client.model, client.model.layout
+        stored = client.store.read()
         model.load(plan.tensors)  # its personal blocks are in it
+        lone = [block for block, own in enumerate(cast("list[int]", plan.values["alone"])) if own]
+        alone = [name for block in lone for name in layout.blocks[block]]
+        model.load({name: stored.tensors[SENT + name] for name in alone if SENT + name in stored.tensors})
         before = client.validate() if self.validates else None
         rate = cast("float", plan.values["rate"])
         rates = block_rates(rate, len(layout.blocks), self.distribution, self.slope)
         drawn = rng.child("blocks") if client.privacy is None else Seed(client.privacy.secret())
-        dropout = LayerDropout(rates, drawn)
-        known = cast("list[float | None] | None", client.store.read().values.get("importance"))
+        dropout = LayerDropout(rates, drawn, self.draw)
+        known = cast("list[float | None] | None", stored.values.get("importance"))
         k = share.block_count(self.shared_blocks, layout)
         came = [
-            block for block, names in enumerate(layout.blocks) if not plan.tensors.keys().isdisjoint(names)
+            block
+            for block, names in enumerate(layout.blocks)
+            if block not in lone and not plan.tensors.keys().isdisjoint(names)
         ]
 
         def divided() -> tuple[list[int], list[int]]:
@@ -190,8 +217,10 @@ class DropPEFT(SomeBlocksShared):
         loss = fit(client, layout.all, rng, private=unsent, dropout=dropout)
         shared, own = divided()
         if self.personal:
-            stored = model.tensors([name for block in own for name in layout.blocks[block]])
-            client.store.write(Message(stored, {"importance": list[JSON](dropout.importance(known))}))
+            mine = model.tensors([name for block in own for name in layout.blocks[block]])
+            lent = model.tensors([name for block in shared for name in layout.blocks[block]])
+            tensors = {**mine, **{SENT + name: tensor for name, tensor in lent.items()}}
+            client.store.write(Message(tensors, {"importance": list[JSON](dropout.importance(known))}))
         sent = model.tensors([name for name in layout.all if name not in set(unsent())])
         values: dict[str, JSON] = {
             "loss": loss,

@@ -5,17 +5,19 @@ Source: Li et al., "A Federated and Parameter-Efficient Framework for Large Lang
 Travels: A and B of every adapted layer and the task head, where the task has one, both ways.
 Server half: the loss l_k of the base model with each site's adapter and head on `data.split.server` documents
     of the server's own; the mean of A, of B and of the head by C_k = n_k I_k / sum n_i I_i with I =
-    softmax(-l), over the sites of the round. Needs single updates, to try them; one at a time, so the server
-    holds one payload whatever the number of sites (`fedstrata.aggregate.influence`), and ceil(1 / cap) with a
-    `cap` on a site's share. No secure aggregation, which hides all but the sum. `weighting: influence` is the
-    mean by I_k alone, as the authors' released code has it (FL_LLM_Med, loss_avg_algorithm.py).
+    softmax(-l / temperature), over the sites of the round. Needs single updates, to try them; one at a time,
+    so the server holds one payload whatever the number of sites (`fedstrata.aggregate.influence`), and
+    ceil(1 / cap) with a `cap` on a site's share. No secure aggregation, which hides all but the sum.
+    `weighting: influence` is the mean by I_k alone, as the authors' released code has it (FL_LLM_Med,
+    loss_avg_algorithm.py).
 Client half: local training of the adapter and the head.
 Reduces to: Fed-MedLoRA with equal losses, to the last bit; by influence alone to the mean of equal weights.
 Deviations: the printed 1/m is left out but with `literal: true` (see `fedmedlora`). A site whose model has no
-    finite loss is lost to the round like one that fails (`federation.min_clients`). l_k is the mean over the
-    loss terms (tokens, in token tasks) of all the server's documents; the paper prints one over records. It
-    subtracts the least of the -l_i for stability, which is the wrong end; here it is the greatest, as the
-    softmax needs. `cap` is ours.
+    finite loss is lost to the round like one that fails (`federation.min_clients`). With `loss: tokens` l_k
+    is the mean over the loss terms (tokens, in token tasks) of all the server's documents, as in the authors'
+    code; the paper prints one over records (`loss: records`). The temperature is ours. The paper subtracts
+    the least of the -l_i for stability, which is the wrong end; here it is the greatest, as the softmax
+    needs. `cap` is ours.
 """
 
 import dataclasses
@@ -30,7 +32,7 @@ from fedstrata.core.cohort import Cohort
 from fedstrata.core.errors import Problem
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.base import Fraction
+from fedstrata.core.settings.base import Fraction, Positive
 from fedstrata.core.types import JSON, Plan, State
 from fedstrata.methods.medlora import MedLoRA
 
@@ -48,6 +50,15 @@ class FedMedLoRAPlus(MedLoRA):
         default="influence_examples",
         description="What a site weighs: its influence times its training examples, as the paper says, or "
         "its influence alone, as the authors' code does: a site with few documents counts like any other.",
+    )
+    loss: Literal["tokens", "records"] = Field(
+        default="tokens",
+        description="What a site's loss is the mean of: tokens, as in the authors' code, or records, as the "
+        "paper prints, each the loss of its whole answer. That is larger by the length of an answer, so that "
+        "a site with a somewhat higher loss weighs nearly nothing.",
+    )
+    temperature: Positive = Field(
+        default=1.0, description="Losses are divided by it before they become weights; more makes them equal."
     )
     tries_updates: ClassVar[bool] = True
 
@@ -81,15 +92,18 @@ class FedMedLoRAPlus(MedLoRA):
 
     def round(self, state: State, cohort: Cohort, rng: Seed) -> State:
         """Tries each update on the server's documents, and averages them by what that gave."""
-        plan, mean = Plan(state.tensors), InfluenceMean(self.cap)
+        plan, mean, losses = Plan(state.tensors), InfluenceMean(self.cap), dict[str, float]()
         for client, update in cohort.each("train", lambda _: plan):
-            loss = cohort.server_loss(update.tensors)
+            loss = cohort.server_loss(update.tensors, "terms" if self.loss == "tokens" else "records")
             if math.isfinite(loss):
-                alike = self.weighting == "influence"
-                mean.add(client.id, dataclasses.replace(update, weight=1.0) if alike else update, loss)
+                own = dataclasses.replace(update, weight=1.0) if self.weighting == "influence" else update
+                mean.add(client.id, own, loss / self.temperature)
+                losses[client.id] = loss
             else:
                 cohort.reject(client.id, unusable(client.id, loss))
         result, influences = mean.finish()
         merged = self.as_printed(replace(state.tensors, result.tensors), len(cohort.clients))
-        facts: JSON = {client: dataclasses.asdict(own) for client, own in influences.items()}
+        facts: JSON = {
+            client: {**dataclasses.asdict(own), "loss": losses[client]} for client, own in influences.items()
+        }
         return State(merged, {"influence": facts})

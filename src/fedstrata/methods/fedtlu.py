@@ -8,8 +8,9 @@ Travels: with `selection: exact` every parameter's change up and the whole model
     the client last took part.
 Server half: the weighted mean of the changes, or what `aggregation` names in its place; a score for every
     tensor of a block, summed over the block; of each group of equal blocks the best are merged, the others
-    stay as they were. Tensors outside the blocks are always merged. `update: random` draws the blocks, `last`
-    merges only what follows them, `full` all.
+    stay as they were. Tensors outside the blocks are always merged. `scored` leaves matrices, or biases and
+    norms, out of the score. `update: random` draws the blocks, `last` merges only what follows them, `full`
+    all; `worst` merges those of lowest score, a control.
 Client half: local training of every parameter (`mu` and `proximal` are FedProx's). Sketched, the client
     keeps its last change, of which it uploads what it is asked for, and a copy of the global model to which
     it adds what arrives.
@@ -18,7 +19,8 @@ Reduces to: FedAvg (FedProx) with portion 1 or `update: full`. Sketched with a w
 Deviations: changes travel and not weights, since a small change would drown in the rounding of a mean of
     weights (the paper's SGD rate of 1e-4 is such a case). The paper does not say what "last" is: here the
     final norm and the head, which is the embedding where they are tied. Tensors of one number have no
-    standard deviation and no part in a score.
+    standard deviation and no part in a score; a tensor that did not change has the score 1, its limit. With
+    AdamW the score is made by biases and norms, a few hundredths of a block's numbers.
 """
 
 import math
@@ -43,11 +45,16 @@ from fedstrata.methods.averaging import HOW_IT_ACTS, Averaging, Coupling, withou
 from fedstrata.policies import select
 from fedstrata.policies.scores import (
     ABOVE_NOISE,
+    LEAST_SCORED,
+    ChangeSums,
     above_noise,
     block_scores,
-    change_score,
-    estimated_scores,
+    change_sums,
+    estimated_sums,
+    is_rounding,
+    noise_score,
     noise_scores,
+    score,
     sketch_all,
     sketch_size,
 )
@@ -68,8 +75,13 @@ class FedTLU(Averaging):
     """The method; see the module's docstring."""
 
     name: Literal["fedtlu"] = "fedtlu"
-    update: Literal["targeted", "random", "last", "full"] = Field(
-        default="targeted", description="Which blocks are merged: the best, some at random, none, all."
+    update: Literal["targeted", "worst", "random", "last", "full"] = Field(
+        default="targeted",
+        description="Which blocks are merged: those of highest score, of lowest (a control), some at random, "
+        "none, all.",
+    )
+    scored: select.Scored = Field(
+        default="all", description="Tensors that count in a score: all, matrices, or small (biases, norms)."
     )
     portion: Fraction | Literal["schedule"] | Schedule = Field(
         default="schedule",
@@ -90,11 +102,12 @@ class FedTLU(Averaging):
 
     def _misfits(self) -> Iterator[str]:
         yield from without_a_term(self.mu, self.proximal)
-        if self.selection == "sketched" and self.update != "targeted":
+        if self.selection == "sketched" and not self._ranks:
             yield f"selection sketched chooses by scores, which update {self.update} does not use"
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
             yield f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
-        unused = idle_settings(self, self.update, {"portion": ["targeted", "random"]})
+        by_update = {"portion": ["targeted", "worst", "random"], "scored": ["targeted", "worst"]}
+        unused = idle_settings(self, self.update, by_update)
         unused |= idle_settings(self, self.selection, {"width": ["sketched"]})
         for name in unused:
             what = f"update {self.update} and selection {self.selection}"
@@ -136,6 +149,10 @@ class FedTLU(Averaging):
         """The whole model, and what the server half must know of it by name."""
         layout = model.layout
         values: dict[str, Any] = {**noted_blocks(layout)}
+        tensors = dict(zip(layout.all, model.parameters(layout.all), strict=True))
+        if self._ranks and not select.scored_tensors(layout.blocks, tensors, self.scored):
+            message = f"{self.scored!r} leaves nothing to score: no such tensor of a block trains"
+            raise ConfigurationError([Problem("method.scored", message)])
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
         if self.update == "last":
@@ -162,7 +179,7 @@ class FedTLU(Averaging):
         if not self._sketched:
             return update_of(client, change, facts)
         client.store.write(Message(before | {CHANGE + name: value for name, value in change.items()}))
-        inside = {name: change[name] for name in select.scored_tensors(model.layout.blocks, change)}
+        inside = {name: change[name] for name in self._scored(model.layout.blocks, change)}
         outside = {name: value for name, value in change.items() if name not in inside}
         sums, sketches = sketch_all(inside, self.width, cast("int", plan.values["seed"]))
         return update_of(client, outside | {SUMS: sums, SKETCHES: sketches}, facts)
@@ -184,7 +201,7 @@ class FedTLU(Averaging):
             raise FrameError("an update says no loss")
         if not self._sketched:
             return change
-        inside = {name: change[name] for name in select.scored_tensors(layout.blocks, change)}
+        inside = {name: change[name] for name in self._scored(layout.blocks, change)}
         outside = {name: tensor for name, tensor in change.items() if name not in inside}
         if not any(tensor.is_meta for tensor in inside.values()):
             sums, sketches = sketch_all(inside, self.width, cast("int", plan.values["seed"]))
@@ -203,12 +220,11 @@ class FedTLU(Averaging):
         else:
             nothing = {name: torch.zeros_like(tensor) for name, tensor in state.tensors.items()}
             change, facts[FACTS], loss = robust_change(nothing, plan, cohort, rule, state.values)
-        scores = {
-            name: change_score(change[name])
-            for name in select.scored_tensors(blocks_in(state), state.tensors)
-            if self.update == "targeted"
-        }
-        values, names = self._decide(state, scores, loss, cohort, rng)
+        scored = self._scored(blocks_in(state), state.tensors) if self._ranks else []
+        sums = {name: change_sums(change[name]) for name in scored}
+        if scored:
+            facts["moved_numbers"] = {name: int(torch.count_nonzero(change[name])) for name in scored}
+        values, names = self._decide(state, sums, loss, cohort, rng)
         return State(add(state.tensors, {name: change[name] for name in names}), values | facts)
 
     def _sketched_round(self, state: State, cohort: Cohort, rng: Seed) -> State:
@@ -223,10 +239,10 @@ class FedTLU(Averaging):
             return Plan(news, {"seed": rng.child("signs").integer()})
 
         mean = cohort.mean("train", plan_of)
-        inside = select.scored_tensors(blocks_in(state), state.tensors)
+        inside = self._scored(blocks_in(state), state.tensors)
         sizes = {name: state.tensors[name].numel() for name in inside}
-        scores = estimated_scores(sizes, self.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
-        values, merged = self._decide(state, scores, mean.values.get("loss", math.nan), cohort, rng)
+        sums = estimated_sums(sizes, self.width, mean.tensors[SUMS], mean.tensors[SKETCHES])
+        values, merged = self._decide(state, sums, mean.values.get("loss", math.nan), cohort, rng)
         wanted = [name for name in merged if name not in mean.tensors]
         uploaded = cohort.mean("upload", lambda _: Plan(values={"names": list[JSON](wanted)}))
         everything = mean.tensors | uploaded.tensors
@@ -240,7 +256,7 @@ class FedTLU(Averaging):
         return State(add(state.tensors, change), values)
 
     def _decide(
-        self, state: State, scores: dict[str, float], loss: float, cohort: Cohort, rng: Seed
+        self, state: State, sums: Mapping[str, ChangeSums], loss: float, cohort: Cohort, rng: Seed
     ) -> tuple[dict[str, Any], list[str]]:
         """Returns the state's new values, and the names of the tensors that are merged."""
         blocks, update = blocks_in(state), self.update
@@ -252,9 +268,11 @@ class FedTLU(Averaging):
                 progress = Progress(**values["schedule"])
                 values["portion"] = schedule.portions[progress.step]
                 values["schedule"] = asdict(progress.after(loss, schedule))
-        if update == "targeted":
-            values |= _ranked(state, scores, groups, cohort)
-            kept = select.best_blocks(values["block_scores"], groups, values["portion"])
+        if self._ranks:
+            values |= _ranked(state, sums, groups, cohort)
+            sign = -1.0 if update == "worst" else 1.0
+            ranked = [sign * score for score in values["block_scores"]]
+            kept = select.best_blocks(ranked, groups, values["portion"])
         elif update == "random":
             kept = select.random_blocks(groups, values["portion"], rng.child("blocks").numpy())
         elif update == "last":
@@ -270,7 +288,15 @@ class FedTLU(Averaging):
     @property
     def _chooses(self) -> bool:
         """Whether some blocks are merged and others not."""
-        return self.update in ("targeted", "random")
+        return self._ranks or self.update == "random"
+
+    @property
+    def _ranks(self) -> bool:
+        """Whether blocks are merged by their scores."""
+        return self.update in ("targeted", "worst")
+
+    def _scored(self, blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[str]:
+        return select.scored_tensors(blocks, tensors, self.scored)
 
     @property
     def _schedule(self) -> Schedule | None:
@@ -279,22 +305,27 @@ class FedTLU(Averaging):
 
 
 def _ranked(
-    state: State, scores: Mapping[str, float], groups: Sequence[Sequence[int]], cohort: Cohort
+    state: State, sums: Mapping[str, ChangeSums], groups: Sequence[Sequence[int]], cohort: Cohort
 ) -> dict[str, Any]:
     """Returns the scores of blocks and of tensors, beside those that a change of pure noise would have.
 
-    Warns in the first round in which blocks cannot be told apart by them.
+    Warns in the first round in which blocks cannot be told apart by them. A change that is no larger than the
+    rounding of float32 counts there as noise.
 
     Raises:
         TrainingError: A score is not finite.
     """
+    sizes = {name: state.tensors[name].numel() for name in sums}
+    scores = {name: score(sizes[name], *own) for name, own in sums.items()}
     if wrong := [name for name, score in scores.items() if not math.isfinite(score)]:
         message = f"the clients' mean change of {wrong[0]} is not finite, so blocks cannot be ranked"
         raise TrainingError(message)
     blocks = blocks_in(state)
-    noise = noise_scores({name: state.tensors[name].numel() for name in scores}, blocks)
+    noise = noise_scores(sizes, blocks)
     ranked = block_scores(scores, blocks)
-    above = above_noise(ranked, noise, groups)
+    rounded = [name for name, own in sums.items() if is_rounding(state.tensors[name], own)]
+    as_noise = {name: noise_score(sizes[name])[0] for name in rounded if sizes[name] >= LEAST_SCORED}
+    above = above_noise(block_scores(scores | as_noise, blocks), noise, groups)
     alike = above <= ABOVE_NOISE and len(blocks) > len(groups)
     if alike and not state.values.get("_warned"):
         cohort.warn(_ALIKE.format(above))
@@ -303,5 +334,6 @@ def _ranked(
         "block_scores": ranked,
         "noise_scores": [list(own) for own in noise],
         "above_noise": above,
+        "rounding": rounded,
         "_warned": alike or state.values.get("_warned", False),
     }

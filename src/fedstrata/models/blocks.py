@@ -17,7 +17,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
-from fedstrata.models.locate import refused
+from fedstrata.models.transformers_calls import refused
 
 
 @dataclass(frozen=True, slots=True)

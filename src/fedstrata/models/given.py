@@ -19,8 +19,9 @@ from fedstrata.core.files import new_folder
 from fedstrata.core.plugins import Plugins, is_reference
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.blocks import choose_blocks, single_list
-from fedstrata.models.locate import PACKAGE_PREFIX, WEIGHTS, check_weights, refused
+from fedstrata.models.locate import PACKAGE_PREFIX, WEIGHTS, check_weights
 from fedstrata.models.plain import BODY, PlainConfig, PlainModel, read_weights
+from fedstrata.models.transformers_calls import refused
 from fedstrata.models.trial import require_forward, require_logits, watch_blocks
 
 Factory = Callable[[str, tuple[str, ...]], tuple[nn.Module, Any]]
@@ -47,7 +48,7 @@ def misplaced(settings: ModelSettings) -> list[Problem]:
     if not names_factory(settings.name):
         message = "belongs to a model that a factory gives (model.name: package.module:factory)"
         return [Problem("model.weights", message)] if settings.weights is not None else []
-    idle = ("init", "config", "tokenizer", "dtype", "attention", "quantization", "revision")
+    idle = ("init", "config", "tokenizer", "vocabulary", "dtype", "attention", "quantization", "revision")
     usual = ModelSettings()
     message = f"has no effect on what the factory {settings.name!r} gives; leave it out"
     return [Problem(f"model.{key}", message) for key in idle if getattr(settings, key) != getattr(usual, key)]

@@ -31,9 +31,11 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
 from fedstrata.models.blocks import block_count, choose_blocks, find_layout
 from fedstrata.models.given import make, names_factory
-from fedstrata.models.locate import check_weights, explained, locate, refuse_adapter, refused
+from fedstrata.models.locate import check_weights, locate, refuse_adapter
 from fedstrata.models.quantize import check_quantized, quantization
-from fedstrata.models.state import Model, quiet
+from fedstrata.models.state import Model
+from fedstrata.models.transformers_calls import explained, quiet, refused
+from fedstrata.models.vocabulary import cut_config, cut_module, kept_tokens
 
 AUTO_CLASSES: dict[str, Any] = {
     "token-classification": AutoModelForTokenClassification,
@@ -64,7 +66,8 @@ def load(
             apply a softmax or a sigmoid accordingly: `single_label_classification` or
             `multi_label_classification`; what it said before if none.
         seed: Where new parameters come from. The global random state is left as it was.
-        tokenizer: The tokenizer that was built from the training texts, where the settings ask for one.
+        tokenizer: The tokenizer that was built from the training texts, or cut to public texts, where the
+            settings ask for one.
         without: Takes parts out of the module before its weights are read: those of the parts are not. With
             `init: random` all are drawn first, so that what stays has the numbers it has in the whole model.
 
@@ -84,11 +87,14 @@ def load(
             without(module)
     else:
         tokenizer = tokenizer or early_tokenizer(settings)
-        config = _for_kind(read_config(settings, tokenizer), settings, kind, labels, problem_type)
+        config = _for_kind(_whole_config(settings, tokenizer), settings, kind, labels, problem_type)
         tokenizer = tokenizer or read_tokenizer(settings)
         _check_vocabulary(config, tokenizer, settings)
         with seed.everywhere():
             module, new = _named(config, settings, kind, without)
+        if settings.vocabulary is not None:
+            cut_module(module, _kept(tokenizer))
+            cut_config(module.config, _kept(tokenizer))
     model = Model(module.train(False), tokenizer, name=settings.name, new_parameters=new)
     # After the model is built: an embedding made with a padding index keeps that row at zero.
     config = module.config.get_text_config()
@@ -145,11 +151,20 @@ def read_config(settings: ModelSettings, tokenizer: Any = None) -> PretrainedCon
         settings: Which model. With `init: random` and a `model_type` the configuration is made from the
             settings alone, with the vocabulary of the tokenizer unless `vocab_size` is given. The vocabulary
             is also that of a tokenizer that is built from the training texts.
-        tokenizer: As for `load`. Where it is yet to be built the vocabulary is as large as it may become.
+        tokenizer: As for `load`. Where it is yet to be built the vocabulary is as large as it may become, and
+            where it is yet to be cut it is whole.
 
     Raises:
         ConfigurationError: It cannot be found or read, or an override is unknown or of the wrong type.
     """
+    config = _whole_config(settings, tokenizer)
+    if settings.vocabulary is not None and tokenizer is not None:
+        cut_config(config, _kept(tokenizer))
+    return config
+
+
+def _whole_config(settings: ModelSettings, tokenizer: Any) -> PretrainedConfig:
+    """Reads the configuration of the model as it is before its vocabulary is cut."""
     overrides = dict(settings.config)
     with quiet():
         if "model_type" not in overrides:
@@ -191,6 +206,13 @@ def read_tokenizer(settings: ModelSettings) -> Any:
             raise refused(setting, f"the tokenizer of {name!r} has no padding and no end-of-sequence token")
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
+
+
+def _kept(tokenizer: Any) -> list[int]:
+    kept = kept_tokens(tokenizer)
+    if kept is None:
+        raise ValueError("settings with model.vocabulary need a tokenizer that was cut")
+    return kept
 
 
 def early_tokenizer(settings: ModelSettings) -> Any:

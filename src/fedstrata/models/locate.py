@@ -1,21 +1,18 @@
 """From the name of a model to a folder on this machine.
 
-A name is `mini` (shipped with fedstrata), a folder, `package:DISTRIBUTION` (a model that an installed Python
-distribution carries; its code is never imported), or a hub id, which is downloaded into the hub's own cache.
-Only configuration, tokenizer and safetensors files are ever asked for.
+A name is `mini` (shipped with fedstrata), a folder, a GGUF file, `package:DISTRIBUTION` (a model that an
+installed Python distribution carries; its code is never imported), or a hub id, which is downloaded into
+the hub's own cache. Only configuration, tokenizer and safetensors files are ever asked for.
 """
 
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub.errors import StrictDataclassError
-from safetensors import SafetensorError
-
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.models.gguf import SUFFIX as GGUF
+from fedstrata.models.gguf import converted
+from fedstrata.models.transformers_calls import refused
 
 MINI = Path(__file__).parent / "mini"
 SHIPPED = "mini"
@@ -26,25 +23,14 @@ WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIGURATION_FILES = ("*.json", "*.txt", "*.model", "*.jinja")
 _WEIGHT_FILES = ("model.safetensors", "model-*.safetensors")
-_TRANSFORMERS_ERRORS = (
-    OSError,
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    ImportError,
-    RuntimeError,
-    StrictDataclassError,
-    SafetensorError,
-)
-_ALLOWED = "`mini`, a folder, `package:DISTRIBUTION` or a hub id such as `org/model`"
+_ALLOWED = "`mini`, a folder, a GGUF file, `package:DISTRIBUTION` or a hub id such as `org/model`"
 
 
 def locate(name: str, *, revision: str | None = None, weights: bool, setting: str = "model.name") -> Path:
     """Finds the folder of a model or a tokenizer; a hub id is downloaded unless the cache holds it.
 
     Args:
-        name: `mini`, a folder, `package:DISTRIBUTION` or a hub id.
+        name: `mini`, a folder, a GGUF file, `package:DISTRIBUTION` or a hub id.
         revision: Branch, tag or commit of a hub id.
         weights: Whether the weights are needed too.
         setting: The setting the name comes from, for messages.
@@ -61,6 +47,8 @@ def locate(name: str, *, revision: str | None = None, weights: bool, setting: st
     folder = Path(name).expanduser()
     if name and folder.is_dir():
         return folder
+    if folder.suffix.lower() == GGUF and folder.is_file():
+        return converted(folder, setting)
     if not _HUB_ID.fullmatch(name) or folder.exists():
         found = "is a file" if folder.is_file() else "is no folder, and cannot be a hub id"
         raise refused(setting, f"{name!r} {found}; allowed are {_ALLOWED}")
@@ -111,23 +99,6 @@ def check_weights(folder: Path, name: str, auto_class: str) -> None:
         f"{name!r} holds {held}. Only safetensors weights are loaded; if you trust a file in another format, "
         f'convert it once with: python -c "{command}"',
     )
-
-
-def refused(setting: str, message: str) -> ConfigurationError:
-    """Returns the error for one wrong setting."""
-    return ConfigurationError([Problem(setting, message)])
-
-
-@contextmanager
-def explained(setting: str, what: str) -> Iterator[None]:
-    """Turns what transformers raises about its input into one line about a setting."""
-    try:
-        yield
-    except _TRANSFORMERS_ERRORS as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        detail = (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else ""
-        reason = detail if len(detail) <= 300 else f"{detail[:300]}..."
-        raise refused(setting, f"{what}: {reason or type(error).__name__}") from error
 
 
 def _check_shards(index: Path, name: str) -> None:

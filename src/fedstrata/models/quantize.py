@@ -7,7 +7,7 @@ import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
 from fedstrata.core.settings.model import ModelSettings
-from fedstrata.models.locate import refused
+from fedstrata.models.transformers_calls import refused
 
 # Whoever imports it, PEFT for one, would else be told of faster kernels that lie on the hub.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

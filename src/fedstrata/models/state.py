@@ -17,13 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
-from transformers.utils import logging as transformers_logging
 
 from fedstrata.core.errors import FedstrataError, FrameError, did_you_mean
 from fedstrata.core.files import close_to_others, errors_naming, private_folder
 from fedstrata.core.model import Layout
 from fedstrata.models.blocks import block_modules, find_layout, numbers_in, transformers_model
 from fedstrata.models.plain import PlainConfig
+from fedstrata.models.transformers_calls import quiet
 from fedstrata.wire import frame
 
 FIRST_VALUES = ".original_module."
@@ -362,17 +362,3 @@ def _is_causal(module: nn.Module, layout: Layout) -> bool:
     if told:
         return any(told)
     return type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and getattr(config, "is_decoder", True) is not False
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Silences transformers' progress bars and warnings; what matters in them is on the `Model` or raised."""
-    verbosity, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(verbosity)
-        if bars:
-            transformers_logging.enable_progress_bar()

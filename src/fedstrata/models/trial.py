@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedstrata.core.errors import Problem, refuse
-from fedstrata.models.locate import refused
 from fedstrata.models.plain import logits_of, without_fast_path
+from fedstrata.models.transformers_calls import refused
 
 _TAKES = ("input_ids", "attention_mask")
 _FORMS = {

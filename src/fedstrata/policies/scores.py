@@ -17,6 +17,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -27,6 +28,8 @@ CAP = 1e6
 ABOVE_NOISE = 2.0
 """So many times as far from each other as those of noise are scores by which blocks can be told apart: of
 eight blocks of pure noise one draw in twenty is above 1.4, and hardly one above 2."""
+LEAST_SCORED = 4
+"""Numbers of a tensor from which on the score of noise has a variance."""
 _MANY, _LEAST = 10_000, 1e-12
 
 
@@ -39,22 +42,40 @@ def score(count: int, total: float, deviations: float) -> float:
         deviations: The sum of the squares of their differences to their mean, or an estimate of it.
 
     Returns:
-        At least 1 and at most `CAP`; 0 for a tensor that did not change.
+        At least 1 and at most `CAP`. A tensor that did not change has 1, the limit of the score: whether a
+        small change moves any number at all is a matter of rounding.
 
     Example:
         >>> score(2, 0.0, 2.0), round(score(2, 4.0, 2.0), 4)  # changes of (1, -1) and of (1, 3)
         (1.0, 2.2361)
     """
     if deviations <= 0.0:
-        return CAP if total else 0.0
+        return CAP if total else 1.0
     return min(math.sqrt(1.0 + total**2 / (count * deviations)), CAP)
+
+
+class ChangeSums(NamedTuple):
+    """What a score is made of.
+
+    Attributes:
+        total: The sum of the numbers of a change.
+        deviations: The sum of the squares of their differences to their mean, or an estimate of it.
+    """
+
+    total: float
+    deviations: float
+
+
+def change_sums(change: Tensor) -> ChangeSums:
+    """Returns the sums of a change, a tensor of any shape, in float64."""
+    exact = change.detach().double()
+    total = exact.sum()
+    return ChangeSums(float(total), float((exact - total / exact.numel()).square().sum()))
 
 
 def change_score(change: Tensor) -> float:
     """Returns FedTLU's score of a change, a tensor of any shape, in float64."""
-    exact = change.detach().double()
-    total = exact.sum()
-    return score(exact.numel(), float(total), float((exact - total / exact.numel()).square().sum()))
+    return score(change.numel(), *change_sums(change))
 
 
 @cache
@@ -113,7 +134,7 @@ def sketch(change: Tensor, width: int, seed: int) -> Tensor:
 
 
 def sketch_all(changes: Mapping[str, Tensor], width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Returns what `estimated_scores` needs; it is linear in the changes.
+    """Returns what `estimated_sums` needs; it is linear in the changes.
 
     Args:
         changes: The changes of tensors of more than one number, in order.
@@ -131,10 +152,10 @@ def sketch_all(changes: Mapping[str, Tensor], width: int, seed: int) -> tuple[Te
     return sums, torch.cat([sketch(change, width, seed + i) for i, change in enumerate(centred)])
 
 
-def estimated_scores(
+def estimated_sums(
     sizes: Mapping[str, int], width: int, sums: Tensor, sketches: Tensor
-) -> dict[str, float]:
-    """Returns FedTLU's score of each tensor's change, from its exact sum and the norm of its sketch.
+) -> dict[str, ChangeSums]:
+    """Returns the sums of each tensor's change: the exact sum, and the deviations by the norm of its sketch.
 
     Args:
         sizes: How many numbers each tensor holds, in the order of the changes that were sketched.
@@ -144,9 +165,21 @@ def estimated_scores(
     """
     parts = torch.split(sketches.double(), [sketch_size(size, width) for size in sizes.values()])
     return {
-        name: score(size, total, float(part.square().sum()))
-        for (name, size), total, part in zip(sizes.items(), sums.tolist(), parts, strict=True)
+        name: ChangeSums(total, float(part.square().sum()))
+        for name, total, part in zip(sizes, sums.tolist(), parts, strict=True)
     }
+
+
+def is_rounding(before: Tensor, change: ChangeSums) -> bool:
+    """Whether a change is no larger than the spacing of float32 numbers at the values that it changes.
+
+    Args:
+        before: The tensor that has changed.
+        change: The sums of its change.
+    """
+    squares = change.deviations + change.total**2 / before.numel()
+    spacing = torch.finfo(torch.float32).eps
+    return squares <= float(before.detach().double().square().sum()) * spacing**2
 
 
 def noise_score(count: int) -> tuple[float, float]:
@@ -176,7 +209,9 @@ def noise_scores(sizes: Mapping[str, int], blocks: Sequence[Sequence[str]]) -> l
         sizes: How many numbers each tensor that has a score holds.
         blocks: The names of each block's tensors. Those of fewer than 4 numbers are left out.
     """
-    parts = [[noise_score(sizes[name]) for name in own if sizes.get(name, 0) >= 4] for own in blocks]
+    parts = [
+        [noise_score(sizes[name]) for name in own if sizes.get(name, 0) >= LEAST_SCORED] for own in blocks
+    ]
     return [(sum(mean for mean, _ in own), math.sqrt(sum(var for _, var in own))) for own in parts]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
 from pydantic import Field
@@ -42,9 +42,18 @@ def equal_blocks(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[list
     return list(groups.values())
 
 
-def scored_tensors(blocks: Sequence[Sequence[str]], tensors: Tensors) -> list[str]:
-    """Returns the names of the blocks' tensors that have a score: those of more than one number."""
-    return [name for block in blocks for name in block if tensors[name].numel() > 1]
+Scored: TypeAlias = Literal["all", "matrices", "small"]
+"""Which tensors of a block count in its score; small: biases and norms."""
+
+
+def scored_tensors(blocks: Sequence[Sequence[str]], tensors: Tensors, scored: Scored = "all") -> list[str]:
+    """Returns the names of the blocks' tensors that count in a score, of more than one number each."""
+    return [
+        name
+        for block in blocks
+        for name in block
+        if tensors[name].numel() > 1 and scored in ("all", "matrices" if tensors[name].dim() > 1 else "small")
+    ]
 
 
 def tied_head(model: Model) -> list[str]:

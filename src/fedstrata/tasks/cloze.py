@@ -166,6 +166,12 @@ class ClozeQuestions(QuestionFloors):
             raise ValueError("question must be resolved; `fitted` does that")
         return Questions(self.question, self.words, self.template)
 
+    def added_texts(self) -> Iterator[str]:
+        """Yields the template and the words that stand for labels, if they are known."""
+        if self.question != "auto":
+            yield template_of(self.question, self.template)
+            yield from self.words.values()
+
     def encode(self, documents: Sequence[Document], tokenizer: Any) -> list[ClozeExample]:
         """Makes the questions of documents.
 

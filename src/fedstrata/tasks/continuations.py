@@ -152,14 +152,19 @@ def log_likelihoods(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
             of each one's prompt.
     """
     inner = getattr(module, "get_base_model", lambda: module)()  # PEFT's wrapper hides the signature
-    taken = inspect.signature(inner.forward).parameters
+    copies = batch["answers"].shape[1] > 1 and is_divided(inner)
+    if keeps_keys_and_values(module) and not copies:
+        return _after_prompts(module, batch, inspect.signature(inner.forward).parameters)
+    return _with_prompts(module, batch)
+
+
+def keeps_keys_and_values(module: nn.Module) -> bool:
+    """Whether what a model computes for a prompt can be kept, and text be run behind it."""
+    inner = getattr(module, "get_base_model", lambda: module)()
     # PEFT puts a prefix before whatever keys and values there are; BERT's kin count positions their own way.
     prefixed = getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False)
     own_way = prefixed or getattr(inner.config, "is_decoder", False)
-    copies = batch["answers"].shape[1] > 1 and is_divided(inner)
-    if "past_key_values" in taken and not (own_way or copies):
-        return _after_prompts(module, batch, taken)
-    return _with_prompts(module, batch)
+    return "past_key_values" in inspect.signature(inner.forward).parameters and not own_way
 
 
 def _after_prompts(module: nn.Module, batch: Mapping[str, Tensor], taken: Mapping[str, Any]) -> Tensor:

@@ -42,6 +42,7 @@ FAULTS: Mapping[str, str] = {
     "unknown_types_left_out": "unknown",
     "unaligned_left_out": "unaligned",
     "unfinished_left_out": "unfinished",
+    "annotated_out_of_reach": "unreachable",
 }
 """What the counts of what could not be used are called among the scores, and in `Faults`."""
 
@@ -177,6 +178,9 @@ class Extraction(AskingTask):
             sentence = documents[index].text[question.start : question.end]
             found, own = read(sentence, text, self.asked_types(question), finished=finished)
             faults[index] += own + Faults(unfinished=int(not finished))
+            if example.source is not None:
+                right = map(question.within, self.right_mentions(question, documents[index]))
+                faults[index]["unreachable"] += example.source.unreachable(right)
             if question.main is None:
                 spans[index].update(map(question.outside, found))
             else:

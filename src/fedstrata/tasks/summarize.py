@@ -210,6 +210,11 @@ class Summarization(InstructionTask):
             "the pipeline above goes on with any text, and knows nothing of the instruction",
         )
 
+    def added_texts(self) -> Iterator[str]:
+        """Yields the template, if it is known."""
+        if self.template is not None:
+            yield self.template
+
     @property
     def _template(self) -> str:
         if self.template is None:

@@ -13,6 +13,7 @@ from fedstrata.core.errors import TrainingError
 from fedstrata.core.model import Model
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.task import Task
+from fedstrata.core.types import LossMean
 from fedstrata.models.state import Model as LoadedModel
 from fedstrata.train.local import autocast, to_device
 
@@ -87,10 +88,13 @@ def predict_batch(
 
 
 @torch.inference_mode()
-def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings) -> float:
-    """Returns the mean loss over all terms of some examples (for token tasks: tokens), nothing being learnt.
+def mean_loss(
+    model: Model, task: Task, examples: Sequence[Any], settings: TrainingSettings, over: LossMean = "terms"
+) -> float:
+    """Returns the mean loss of some examples, in evaluation mode.
 
-    The arguments are those of `predict`.
+    The other arguments are those of `predict`. A mean over `terms` is one over all terms of the loss, tokens
+    in token tasks; one over `records` is over examples, of each the sum of its terms.
 
     Raises:
         TrainingError: They have no term at all.
@@ -106,7 +110,7 @@ def mean_loss(model: Model, task: Task, examples: Sequence[Any], settings: Train
         total, terms = total + float(loss), terms + float(count)
     if not terms:
         raise TrainingError(f"there is no loss: {len(examples)} examples hold nothing that counts in it")
-    return total / terms
+    return total / (terms if over == "terms" else len(examples))
 
 
 def answer(

@@ -70,6 +70,27 @@ def test_tokens_need_no_text_and_a_file_needs_no_document(tmp_path: Path) -> Non
         documents(tmp_path, text)
 
 
+def test_a_paragraph_may_be_a_document_of_its_document_s_genre(tmp_path: Path) -> None:
+    paragraphs = CorpusSettings(
+        format="conllu", path="bank", conllu=ConlluSettings(documents="paragraphs", text="tokens")
+    )
+    text = "\n".join(
+        [
+            "# newdoc id = weblog-a",
+            "# newpar id = weblog-a-p1",
+            *(word("1", "One"), "", word("1", "More"), ""),
+            "# newpar id = weblog-a-p2",
+            *(word("1", "Two"), "", "# newdoc id = email-b", word("1", "Three"), ""),
+        ]
+    )
+    found = documents(tmp_path, text, formats=formats_of(paragraphs))
+    assert [(each.id, each.text, each.labels) for each in found] == [
+        ("weblog-a-p1", "One\nMore", ("weblog",)),
+        ("weblog-a-p2", "Two", ("weblog",)),
+        ("email-b", "Three", ("email",)),
+    ]
+
+
 def test_splits_are_told_by_the_names_that_treebanks_have(tmp_path: Path) -> None:
     for part in ("train", "dev", "test"):
         content = SAMPLE.replace("id = weblog-a", f"id = weblog-{part}").replace("email-b", f"b{part}")

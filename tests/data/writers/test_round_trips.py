@@ -70,9 +70,20 @@ def in_one_stretch(document: Document) -> bool:
     )
 
 
+def ends_in_a_line_break(document: Document) -> bool:
+    """Whether a mention begins or ends with what brat's files cannot hold in one: a line break or a tab."""
+    return any(
+        document.text[place] in "\t\n\r"
+        for span in document.spans
+        for start, end in span.fragments or ((span.start, span.end),)
+        for place in (start, end - 1)
+    )
+
+
 @ROUNDS
-@given(documents().filter(lambda document: not in_one_stretch(document)))
+@given(documents().filter(lambda document: not (in_one_stretch(document) or ends_in_a_line_break(document))))
 @example(Document("note-1", "\ufeffFever"))
+@example(Document("note-1", "chest\n  pain\there", (Span(0, 17, "problem"),)))
 @example(Document("note-1", "\ufeff\ufeffA\r\nB", (Span(5, 6, "problem"),)))
 def test_brat_gives_back_text_spans_fragments_and_relations(document: Document) -> None:
     assert there_and_back([document], "brat") == [document]
@@ -241,3 +252,14 @@ def test_labels_of_the_clinical_vocabulary_come_back_with_their_blanks() -> None
         (found,) = there_and_back([document], format)
         assert [span.label for span in found.spans] == ["body location", "Lab_value", "two_words"]
     assert there_and_back([document], "brat")[0].relations == document.relations
+
+
+@pytest.mark.parametrize("text", ["chest\npain", "BP\t120/80", "chest\r\npain", "chest  \n  pain"])
+def test_brat_accepts_a_mention_over_a_line_break_or_a_tab(text: str, tmp_path: Path) -> None:
+    """By the rule of its server: the quote is that of the pieces, joined by one blank, in one line."""
+    write([Document("note-1", text, (Span(0, len(text), "problem"),))], tmp_path / "corpus", "brat")
+    (path,) = (tmp_path / "corpus").rglob("*.ann")
+    (line,) = path.read_text(encoding="utf-8").splitlines()
+    _, place, quote = line.split("\t")
+    pieces = [tuple(map(int, piece.split())) for piece in place.removeprefix("problem ").split(";")]
+    assert quote == " ".join(text[start:end] for start, end in pieces)

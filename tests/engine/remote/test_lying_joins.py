@@ -306,6 +306,7 @@ def test_a_join_imports_nothing_of_its_working_folder(
         ("model.tokenizer", "someones/tokenizer"),
         ("model.tokenizer", "{folder}"),
         ("model.weights", "{folder}"),
+        ("model.vocabulary", "{folder}"),
     ],
 )
 def test_no_model_that_only_the_server_names_is_read_or_fetched(

@@ -82,6 +82,10 @@ class ConlluSettings(Settings):
         default="original",
         description="The sentences as they were written (`# text`), or their tokens with blanks between.",
     )
+    documents: Literal["documents", "paragraphs"] = Field(
+        default="documents",
+        description="What a document is: what a `# newdoc` comment begins, or a `# newpar` one too.",
+    )
 
 
 class PlainTextSettings(Settings):
@@ -339,6 +343,11 @@ class DataSettings(CorpusSettings):
         default="unknown",
         description="What training takes a type or label for that was not looked for in a document "
         "(`annotates`); `absent` is what is usual, and teaches a model not to find it.",
+    )
+    allow_in_vocabulary: bool = Field(
+        default=False,
+        description="Whether model.vocabulary may name files of these data. The list of kept tokens, which "
+        "all sites have, then tells which words occur in them.",
     )
     split: SplitSettings = SplitSettings()
     limit: Count | None = Field(

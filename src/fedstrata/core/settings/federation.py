@@ -22,6 +22,9 @@ class CorruptSettings(Settings):
     share: Part = Field(
         default=0.0, description="Share of the clients that is corrupt, rounded up; who is drawn by the seed."
     )
+    clients: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=None, description="The corrupt clients by name, in place of `share`."
+    )
     kind: Literal["shuffled_labels", "shuffled_tokens", "label_flips", "gaussian", "sign_flip", "scale"] = (
         Field(
             default="shuffled_labels",
@@ -34,11 +37,28 @@ class CorruptSettings(Settings):
         description="What the change is multiplied with (`gaussian`: how large the noise is, in units of the "
         "change); 1 if null, with `scale` 10.",
     )
+    portion: Fraction = Field(
+        default=1.0,
+        description="Share of a corrupt client's training examples that is corrupt (kinds of the training "
+        "examples); which ones is drawn by the seed.",
+    )
 
     def _misfits(self) -> Iterator[str]:
+        if self.share and self.clients is not None:
+            yield "share and clients both name the corrupt clients: set one of them"
+        if self.portion < 1 and not self.names_clients:
+            yield f"portion={self.portion:g} has no meaning without corrupt clients (share or clients)"
+        if self.portion < 1 and self.kind in UPDATE_CORRUPTIONS:
+            of_data = ", ".join(DATA_CORRUPTIONS)
+            yield f"portion={self.portion:g} has no meaning with kind {self.kind!r}; it is for {of_data}"
         if self.strength is not None and self.kind in DATA_CORRUPTIONS:
             of_updates = ", ".join(UPDATE_CORRUPTIONS)
             yield f"strength={self.strength:g} has no meaning with kind {self.kind!r}; it is for {of_updates}"
+
+    @property
+    def names_clients(self) -> bool:
+        """Whether any client is to be corrupt."""
+        return self.share > 0 or self.clients is not None
 
     @property
     def strength_used(self) -> float | None:

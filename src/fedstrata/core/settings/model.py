@@ -40,8 +40,8 @@ class ModelSettings(Settings):
 
     name: str = Field(
         default="mini",
-        description="`mini`, a folder, a hub id, `package:DISTRIBUTION`, or a factory of one's own: "
-        "`package.module:factory`, or the name that an installed package gives it.",
+        description="`mini`, a folder, a GGUF file, a hub id, `package:DISTRIBUTION`, or a factory of one's "
+        "own: `package.module:factory`, or the name that an installed package gives it.",
     )
     init: Literal["pretrained", "random"] = Field(
         default="pretrained", description="Whether weights are read, or drawn by the seed."
@@ -54,6 +54,11 @@ class ModelSettings(Settings):
         default=None,
         description="Where the tokenizer is, if not with the model; or, with init random, one that is built "
         "from all clients' training texts: {train: words, vocabulary: 10000}.",
+    )
+    vocabulary: str | None = Field(
+        default=None,
+        description="A file or folder of public text: embedding and head keep only its tokens, those of the "
+        "task's templates and all bytes (BPE tokenizers). The kept tokens are the same at all sites.",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         default="float32", description="Of the weights; auto: as they were saved."
@@ -76,6 +81,11 @@ class ModelSettings(Settings):
     )
 
     @property
+    def makes_tokenizer(self) -> bool:
+        """Whether a run makes its tokenizer, which a resumed run and workers must have from it."""
+        return isinstance(self.tokenizer, TrainedTokenizer) or self.vocabulary is not None
+
+    @property
     def title(self) -> str:
         """What a record and a report call the model: its name, or the architecture that begins at random."""
         if self.init == "pretrained":
@@ -85,6 +95,8 @@ class ModelSettings(Settings):
     def _misfits(self) -> Iterator[str]:
         if self.quantization is not None and self.init == "random":
             yield f"quantization={self.quantization!r} needs `init: pretrained`, weights to quantize"
+        if self.vocabulary is not None and self.init == "random":
+            yield "vocabulary needs `init: pretrained`: a new model has the vocabulary that config names"
         if isinstance(self.tokenizer, TrainedTokenizer) and self.init != "random":
             yield (
                 "a tokenizer that is built from the training texts (model.tokenizer.train) needs "

@@ -75,7 +75,7 @@ def formats_of(settings: CorpusSettings) -> Mapping[str, Format]:
             documents of a plain text are, and which columns hold what; or which reader of one's own reads.
     """
     notes = partial(mimic.read, categories=settings.mimic.categories)
-    sentences = partial(conllu.read, text=settings.conllu.text)
+    sentences = partial(conllu.read, **dict(settings.conllu))
     parts = partial(texts.read, documents=settings.text.documents)
     tagged = partial(conll.read, settings=settings.conll)
     related = partial(relation_table.read, settings=settings.relation_table)

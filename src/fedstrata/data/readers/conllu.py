@@ -1,7 +1,8 @@
 """CoNLL-U, the format of Universal Dependencies: ten columns a word, a blank line after each sentence.
 
-A document begins at a `# newdoc id = ...` comment; in a file without one the whole file is one. Its text is
-that of its sentences with line feeds between them: as they were written (`# text = ...`) or, by
+A document begins at a `# newdoc id = ...` comment; in a file without one the whole file is one. By
+`data.conllu.documents: paragraphs` one begins at a `# newpar id = ...` comment too, by whose id it goes.
+Its text is that of its sentences with line feeds between them: as they were written (`# text = ...`) or, by
 `data.conllu.text`, their tokens with blanks between them. Tokens are surface tokens: `don't` where a range
 `2-3` spells it out of two words, and no empty nodes (`8.1`). Trees and features are not read.
 
@@ -19,13 +20,14 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers.files import Format, Source, blocks
 
-_COMMENT = re.compile(r"#\s*(newdoc|text)\b\s*(?:id\b\s*)?(?:=\s*(.*))?")
+_COMMENT = re.compile(r"#\s*(newdoc|newpar|text)\b\s*(?:id\b\s*)?(?:=\s*(.*))?")
 _WORD = re.compile(r"[1-9]\d*")
 _RANGE = re.compile(r"([1-9]\d*)-([1-9]\d*)")
 _EMPTY_NODE = re.compile(r"\d+\.[1-9]\d*")
 _COLUMNS = 10
 
 Text = Literal["original", "tokens"]
+Documents = Literal["documents", "paragraphs"]
 
 
 def _tokens(path: Path, words: Iterable[tuple[int, str]]) -> list[str]:
@@ -50,17 +52,19 @@ def _tokens(path: Path, words: Iterable[tuple[int, str]]) -> list[str]:
     return tokens
 
 
-def _groups(path: Path, kind: Text) -> list[tuple[str, list[str]]]:
+def _groups(path: Path, kind: Text, documents: Documents) -> list[tuple[str, list[str]]]:
     """Returns the id of each document, empty if it has none, and the texts of its sentences."""
     groups: list[tuple[str, list[str]]] = []
     for block in blocks(path):
         text = None
         for comment in filter(None, (_COMMENT.fullmatch(content) for _, content in block)):
             value = (comment[2] or "").strip()
-            if comment[1] == "newdoc":
-                groups.append((value, []))
-            else:
+            if comment[1] == "text":
                 text = value
+            elif comment[1] == "newdoc" or documents == "paragraphs":
+                if groups and not groups[-1][1]:
+                    groups.pop()  # a document that begins with a paragraph
+                groups.append((value, []))
         tokens = _tokens(path, (item for item in block if not item[1].startswith("#")))
         if not (tokens or text):
             continue  # comments alone
@@ -74,12 +78,13 @@ def _groups(path: Path, kind: Text) -> list[tuple[str, list[str]]]:
     return groups
 
 
-def read(source: Source, text: Text = "original") -> list[Document]:
+def read(source: Source, text: Text = "original", documents: Documents = "documents") -> list[Document]:
     """Reads one treebank.
 
     Args:
         source: The file; `.gz` is decompressed.
         text: What the text of a sentence is.
+        documents: What a document is.
 
     Returns:
         Its documents in order, each with its own id if it has one.
@@ -87,13 +92,13 @@ def read(source: Source, text: Text = "original") -> list[Document]:
     Raises:
         DataError: A line has not ten columns, or a sentence has no text.
     """
-    documents = []
-    for name, texts in _groups(source.path, text):
+    found = []
+    for name, texts in _groups(source.path, text, documents):
         genre, hyphen, _ = name.partition("-")
         labels = (genre,) if genre and hyphen else ()
         site = genre if labels and not source.site else ""
-        documents.append(Document(name, "\n".join(texts), labels=labels, site=site))
-    return documents
+        found.append(Document(name, "\n".join(texts), labels=labels, site=site))
+    return found
 
 
 FORMAT = Format(read, suffixes=(".conllu", ".conllu.gz"))

@@ -203,7 +203,8 @@ def _unnamed_models(
     read = {**theirs, **mine}
     config = read.get("config")
     drawn = read.get("init") == "random" and isinstance(config, dict) and "model_type" in config
-    used = {"name": not drawn or read.get("tokenizer") is None, "tokenizer": True, "weights": True}
+    used = dict.fromkeys(("tokenizer", "weights", "vocabulary"), True)
+    used["name"] = not drawn or read.get("tokenizer") is None
     known = {SHIPPED, *MODELS.installed, *allowed, *(each for each in mine.values() if isinstance(each, str))}
     for key, is_read in used.items():
         name = read.get(key)

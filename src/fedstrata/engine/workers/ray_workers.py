@@ -21,7 +21,6 @@ from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.store import client_folder
 from fedstrata.core.errors import BudgetSpentError
 from fedstrata.core.handlers import only_says
-from fedstrata.core.settings.model import TrainedTokenizer
 from fedstrata.core.site_database import SITE_DATABASE
 from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.ray_cluster import join, leave
@@ -166,7 +165,7 @@ class RayWorkers:
         )
 
     def _tokenizer(self) -> Changes:
-        if not isinstance(self.experiment.settings.model.tokenizer, TrainedTokenizer):
+        if not self.experiment.settings.model.makes_tokenizer:
             return Changes({})
         with tempfile.TemporaryDirectory() as folder:
             self.experiment.model.tokenizer.save_pretrained(folder)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fedstrata.core.documents import Span
 from fedstrata.tasks.causal import CausalTask, end_id
 from fedstrata.tasks.continuations import generate
+from fedstrata.tasks.instruction.copying import CopySource, pad_sources
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.tasks.windows import IGNORED, Row, pad_labelled
 
@@ -70,6 +71,7 @@ class Example(Row):
         end_id: The token that ends an answer.
         tokenizer: What it was encoded with, to read a generated answer.
         question: What is asked, where a document has several questions.
+        source: What an answer copies, where it is a text with tags.
     """
 
     document: int
@@ -81,6 +83,7 @@ class Example(Row):
     end_id: int
     tokenizer: Any = field(repr=False, compare=False)
     question: Question | None = None
+    source: CopySource | None = field(default=None, repr=False, compare=False)
 
     @property
     def scored_length(self) -> int:
@@ -128,6 +131,7 @@ def answered(
     budget: int,
     on_prompts: bool,
     question: Question | None = None,
+    source: CopySource | None = None,
 ) -> Example:
     """Makes an example of an instruction and its right answer.
 
@@ -140,13 +144,14 @@ def answered(
         budget: Tokens that a generated answer may have.
         on_prompts: Whether the tokens of the instruction count in the loss.
         question: What is asked, where a document has several questions.
+        source: What an answer copies, where it is a text with tags.
     """
     ids = np.array([*prompt, *answer], dtype=np.int32)
     targets = ids[1:].copy()
     if not on_prompts:
         targets[: len(prompt) - 1] = IGNORED
     facts = (len(prompt), budget, words.pad_id, end, words.tokenizer)
-    return Example(document, ids[:-1], targets, *facts, question=question)
+    return Example(document, ids[:-1], targets, *facts, question=question, source=source)
 
 
 def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:
@@ -154,11 +159,12 @@ def pad_examples(examples: Sequence[Example]) -> dict[str, Tensor]:
 
     Returns:
         Those of `fedstrata.tasks.windows.pad_labelled`; `prompt`, `budget`, `pad_id` and `end_id`, (rows,)
-        int64: see `Example`.
+        int64: see `Example`; and those of `pad_sources` where answers copy.
     """
     names = ("prompt", "budget", "pad_id", "end_id")
     facts = {name: torch.tensor([getattr(each, name) for each in examples]) for name in names}
-    return {**pad_labelled(examples), **facts}
+    sources = [each.source for each in examples if each.source is not None]
+    return {**pad_labelled(examples), **facts, **(pad_sources(sources) if sources else {})}
 
 
 def answer_text(example: Example, ids: np.ndarray) -> tuple[str, bool]:

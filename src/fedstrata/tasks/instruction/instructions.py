@@ -11,15 +11,25 @@ Source: Fed-MedLoRA (Li et al.), section 5.1 and its annotation of modifiers: th
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import repeat
 from typing import Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field
+from torch import Tensor, nn
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, Problem, refuse
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.surveyed import Truncation
 from fedstrata.data.sentences import lines, sentences
+from fedstrata.tasks.instruction.copying import (
+    CopySource,
+    CopyTokenizer,
+    can_copy,
+    copy_marked,
+    pieces,
+)
 from fedstrata.tasks.instruction.examples import Example, InstructionTask, Kind, Question, answered
 from fedstrata.tasks.instruction.markup import mark, read
 from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults, read_template
@@ -81,6 +91,11 @@ class AskingTask(InstructionTask):
     definitions: dict[str, str] = Field(
         default={}, description="What a type means, by its name; those of the paper's types are built in."
     )
+    decoding: Literal["auto", "copy", "free"] = Field(
+        default="auto",
+        description="How an answer is written: copy copies the sentence, and the model decides on tags only; "
+        "free writes every token. auto: copy, unless blocks of the model are at a server.",
+    )
     mentions_only: list[str] = Field(
         default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
     )
@@ -95,6 +110,10 @@ class AskingTask(InstructionTask):
                 f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
                 "sites, where mentions and modifiers are learnt"
             )
+
+    def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
+        """Returns the answer to each instruction, (tokens,) int32; see `copy_marked` and `generate`."""
+        return copy_marked(module, batch) if can_copy(module, batch) else super().predict(module, batch)
 
     @property
     def asked_mentions(self) -> Sequence[str]:
@@ -175,19 +194,30 @@ class AskingTask(InstructionTask):
             ]
         return bare
 
+    def added_texts(self) -> Iterator[str]:
+        """Yields the instructions without a sentence, and the tags of answers."""
+        yield from self.bare()
+        types = {*self.asked_mentions, *(each for own in self.asked_modifiers.values() for each in own)}
+        for label in sorted(types):
+            yield from (mark(text, [Span(place, place + 1, label)]) for text, place in (("a", 0), ("a a", 2)))
+
     def answer(self, question: Question, document: Document) -> str:
         """Returns the right answer, according to the document's annotations."""
+        sentence = document.text[question.start : question.end]
+        return mark(sentence, map(question.within, self.right_mentions(question, document)))
+
+    def right_mentions(self, question: Question, document: Document) -> list[Span]:
+        """Returns what is to be marked, by offsets in the document; a modifier has its relation's type."""
         types, spans = self.asked_types(question), document.spans
         if question.main is None:
             wanted = [span for span in spans if span.label in types]
-        else:  # a modifier has the type of its relation
+        else:
             wanted = [
                 Span(spans[relation.tail].start, spans[relation.tail].end, relation.label)
                 for relation in document.relations
                 if spans[relation.head] == question.main and relation.label in types
             ]
-        sentence = document.text[question.start : question.end]
-        return mark(sentence, [question.within(span) for span in wanted if question.holds(span)])
+        return [span for span in wanted if question.holds(span)]
 
     def asked_types(self, question: Question) -> Sequence[str]:
         """Returns the types that are asked for."""
@@ -257,8 +287,11 @@ class InstructionTokenizer:
             for question in self._questions(index, document, learnt=learnt)
         ]
         prompts = words.prompts([task.prompt(question, document.text) for question, document in asked])
-        answers = words.ids([task.answer(question, document) for question, document in asked])
-        sentences = words.ids([document.text[question.start : question.end] for question, document in asked])
+        answers = self._answer_ids([task.answer(question, document) for question, document in asked])
+        texts = [document.text[question.start : question.end] for question, document in asked]
+        sources: Iterable[CopySource | None] = repeat(None, len(asked))
+        if task.decoding != "free" and not learnt:
+            sources = CopyTokenizer(words).sources(texts, [task.asked_types(each) for each, _ in asked])
         return [
             answered(
                 question.document,
@@ -270,11 +303,21 @@ class InstructionTokenizer:
                 budget=budget_of(len(sentence), self._tag),
                 on_prompts=task.loss_on == "full",
                 question=question,
+                source=source,
             )
-            for (question, _), prompt, answer, sentence in zip(
-                asked, prompts, answers, sentences, strict=True
+            for (question, _), prompt, answer, sentence, source in zip(
+                asked, prompts, answers, words.ids(texts), sources, strict=True
             )
         ]
+
+    def _answer_ids(self, answers: Sequence[str]) -> list[list[int]]:
+        """Returns the tokens of right answers; where sentences are copied those of text and tags apart."""
+        if self._task.decoding == "free":
+            return self._words.ids(answers)
+        divided = list(map(pieces, answers))
+        listed = sorted({piece for own in divided for piece in own})
+        ids = dict(zip(listed, self._words.ids(listed), strict=True))
+        return [[token for piece in own for token in ids[piece]] for own in divided]
 
     def _questions(self, index: int, document: Document, *, learnt: bool) -> Iterator[Question]:
         """Yields what is asked of a document, sentence by sentence.
@@ -326,7 +369,7 @@ class InstructionTokenizer:
             sentence: The sentence.
             answers: The right answers to what is asked of it, which must not be longer than that.
         """
-        ids, *right = self._words.ids([sentence, *answers])
+        (ids,), right = self._words.ids([sentence]), self._answer_ids(answers)
         budget = budget_of(len(ids), self._tag)
         return len(ids) + budget <= self._room and all(len(each) < budget for each in right)  # and the end
 

@@ -25,6 +25,8 @@ _LITERAL = re.compile(r"<(?=/?span)", re.IGNORECASE)
 _CUT_OFF = re.compile(r"</?(?:s|sp|spa|span[^<>]*)?\Z", re.IGNORECASE)
 """The beginning of a tag at the end of a text."""
 _ESCAPED = "&lt;"
+CLOSING = "</span>"
+"""The tag that ends a mention."""
 _FORBIDDEN = re.compile(r"""["'<>]""")
 _MOST_CELLS = 2**23
 """Cells of a band at most; an output that differs so much has little to do with its source."""
@@ -41,13 +43,19 @@ Faults = Counter[str]
 - `broken`: tags that are not closed, close nothing, or are not complete;
 - `unknown`: mentions of a type that was not asked for;
 - `unaligned`: mentions that stand for no one stretch of the source;
-- `unfinished`: texts that were cut off before their end.
+- `unfinished`: texts that were cut off before their end;
+- `unreachable`: annotated mentions that copy decoding cannot mark.
 """
 
 
 def unusable_types(types: Iterable[str]) -> list[str]:
     """Returns those of these names that cannot stand in a tag."""
     return [label for label in types if _FORBIDDEN.search(label) or label != label.strip() or not label]
+
+
+def opening(label: str) -> str:
+    """Returns the tag that begins a mention of a type."""
+    return f'<span class="{label}">'
 
 
 def mark(text: str, spans: Iterable[Span]) -> str:
@@ -63,10 +71,10 @@ def mark(text: str, spans: Iterable[Span]) -> str:
     tags: defaultdict[int, list[str]] = defaultdict(list)
     kept = markable(spans)
     for span in kept:
-        tags[span.end].append("</span>")  # before what begins here: all closing tags are alike
+        tags[span.end].append(CLOSING)  # before what begins here: all closing tags are alike
     for span in kept:
-        tags[span.start].append(f'<span class="{span.label}">')
-    escaped, bounds = escape(text), _bounds(text)
+        tags[span.start].append(opening(span.label))
+    escaped, bounds = escape(text), source_places(text)
     places = {int(place): at for at, place in enumerate(bounds) if place in tags}
     pieces, last = [], 0
     for place in sorted(tags):
@@ -120,7 +128,7 @@ def read(
     plain, found, broken = _without_tags(marked)
     known = [(start, end, label) for start, end, label in found if label in types]
     output, whole = _Characters(plain), _Characters(escape(source))
-    places, bounds = _places(output, whole, plain, finished=finished), _bounds(source)
+    places, bounds = _places(output, whole, plain, finished=finished), source_places(source)
     spans, unaligned = set(), 0
     for start, end, label in known:
         text = plain[start:end]
@@ -159,7 +167,7 @@ class _Characters:
         self.order = np.cumsum(kept) - 1
 
 
-def _bounds(source: str) -> np.ndarray:
+def source_places(source: str) -> np.ndarray:
     """Returns of each place in the escaped source, (characters + 1,), the place in the source itself.
 
     It is -1 within an escape, where no mention of the source can begin or end.

@@ -1,6 +1,6 @@
 """What does a configuration's corpus give away without a language model?
 
-    python benchmarks/baselines.py benchmarks/layer_skipping/table_2_ner_maccrobat.yaml --seeds 0,1,2
+    python benchmarks/corpora/baselines.py benchmarks/layer_skipping/table_2_ner_maccrobat.yaml --seeds 0,1,2
 
 Scores, on the test split of each seed, what every trained model must beat: for named entity recognition a
 look-up table of the training mentions, for document classification TF-IDF with logistic regression, for

