@@ -525,19 +525,19 @@ def launch(queue: Queue, left: Sequence[Row], running: Sequence[Row]) -> bool:
     return False
 
 
-def tell_status(queue: Queue) -> None:
+def print_status(queue: Queue) -> None:
     """Prints where each row is."""
     hours = 0.0
     for row in queue.rows:
         found, state = queue.result(row), queue.state(row)
         if found is not None:
-            told = f"{found['status']}, {found['hours']:.2f} h"
+            shown = f"{found['status']}, {found['hours']:.2f} h"
         else:
             hours += row.hours
-            told = "to come" if state is None else f"begun {state.began}"
-            told += ", running" if is_running(queue, row) else ""
-            told += f", {row.hours:g} h expected"
-        print(f"{row.name:40} {told}")
+            shown = "to come" if state is None else f"begun {state.began}"
+            shown += ", running" if is_running(queue, row) else ""
+            shown += f", {row.hours:g} h expected"
+        print(f"{row.name:40} {shown}")
     print(f"{'paused; ' if queue.paused else ''}{hours:g} hours of one core to come")
 
 
@@ -568,7 +568,7 @@ def main() -> None:
     if given.command == "run":
         run(queue)
     elif given.command == "status":
-        tell_status(queue)
+        print_status(queue)
     elif given.command == "pause":
         (queue.home / "paused").touch()
     elif given.command == "resume":

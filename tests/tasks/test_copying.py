@@ -158,6 +158,20 @@ def test_every_answer_is_the_sentence_with_tags() -> None:
     assert not any(value for each in found for key, value in each.faults.items() if key != "unreachable")
 
 
+@pytest.mark.parametrize("text", [*ODD, "Given \u03b2\u03b2 \u4e2d\u4e2d. \U0001f600 \U0001f600x"])
+def test_behind_every_tag_the_rest_of_the_sentence_is_spelled(text: str) -> None:
+    """Also where a character is of several tokens, of which a tag may stand in front of the first alone."""
+    (source,) = CopyTokenizer(PromptTokenizer(tokenizer(), chats=False)).sources([text], [TYPES])
+    rests = {escape(text)[place:] for place in range(len(escape(text)))}
+    places = {int(own) for own, kind in zip(source.opened, source.blanks, strict=True) if kind >= 0}
+    for first in places:
+        tokens, place = [], first
+        while place >= 0:
+            tokens.append(int(source.tokens[place]))
+            place = int(source.following[place])
+        assert tokenizer().decode(tokens) in rests
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_text_and_tags_are_tokenised_apart_and_give_the_answer(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311

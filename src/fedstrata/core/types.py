@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 JSON: TypeAlias = "bool | int | float | str | list[JSON] | dict[str, JSON] | None"
 Tensors: TypeAlias = "Mapping[str, Tensor]"
 Tally: TypeAlias = "Mapping[str, float]"
+"""Numbers by name that add up, over documents and over the clients that have them; scores come of them."""
 LossMean: TypeAlias = Literal["terms", "records"]
 """What a loss is the mean of: its terms (tokens, in token tasks), or records, each the sum of its terms."""
-"""Numbers by name that add up, over documents and over the clients that have them; scores come of them."""
 
 
 @dataclass(frozen=True, slots=True)

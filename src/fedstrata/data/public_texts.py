@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import DataError
-from fedstrata.data.readers.files import filled_lines, is_compressed, read_text
-from fedstrata.data.readers.tables import read_rows
+from fedstrata.data.readers.files import filled_lines, read_text
+from fedstrata.data.readers.tables import TABLES, WITH_TABS, read_rows
+from fedstrata.data.readers.texts import find_texts
 
-TABLES = {".csv": None, ".tsv": "\t"}
-SUFFIXES = (".txt", ".md", ".jsonl", *TABLES)
+SUFFIXES = (".txt", ".md", ".jsonl")
+"""How the names of texts end, beside those of tables."""
 _LONGEST = 100_000
 """Characters after which a text is divided, at the next empty line."""
 _EMPTY_LINE = re.compile(r"\n\s*\n")
@@ -27,14 +28,8 @@ def find_public_texts(path: Path) -> list[Path]:
     Raises:
         DataError: There is no such path, or no text in it.
     """
-    if path.is_file():
-        return [path]
-    if not path.is_dir():
-        raise DataError(path, "no such file or folder", expected=f"a text, or a folder of {_patterns()}")
-    found = [file for file in sorted(path.rglob("*")) if _suffix(file) in SUFFIXES and file.is_file()]
-    if not found:
-        raise DataError(path, "holds no texts", expected=f"{_patterns()}, at any depth")
-    return found
+    suffixes = (*SUFFIXES, *(f"{suffix}.gz" for suffix in SUFFIXES), *TABLES)
+    return [source.path for source in find_texts(path, suffixes)]
 
 
 def read_public_texts(path: Path) -> Iterator[str]:
@@ -43,11 +38,12 @@ def read_public_texts(path: Path) -> Iterator[str]:
     Raises:
         DataError: It cannot be read, or is not what its name says.
     """
-    suffix = _suffix(path)
-    if suffix in TABLES:
-        for _, row in read_rows(path, separator=TABLES[suffix], skip_broken=True):
+    name = path.name.lower()
+    if name.endswith(TABLES):
+        separator = "\t" if name.endswith(WITH_TABS) else None
+        for _, row in read_rows(path, separator=separator, skip_broken=True):
             yield from row.values()
-    elif suffix == ".jsonl":
+    elif name.endswith((".jsonl", ".jsonl.gz")):
         for number, line in filled_lines(path):
             try:
                 yield from _strings(json.loads(line))
@@ -55,15 +51,6 @@ def read_public_texts(path: Path) -> Iterator[str]:
                 raise DataError(path, "is not JSON", line=number, expected="a JSON value a line") from None
     else:
         yield from _stretches(read_text(path))
-
-
-def _suffix(path: Path) -> str:
-    name = Path(path.stem) if is_compressed(path) else path
-    return name.suffix.lower()
-
-
-def _patterns() -> str:
-    return ", ".join(f"*{suffix}" for suffix in SUFFIXES)
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -27,6 +27,7 @@ from fedstrata.models.plain import PlainConfig, PlainModel
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
+from fedstrata.models.vocabulary import bpe_parts
 from fedstrata.train.emulated_model import EmulatedModel
 
 _STAND_IN = ("O",)
@@ -279,10 +280,13 @@ def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | Non
 
 
 def _check_tokenizer(settings: RunSettings, task: Task, tokenizer: Any) -> None:
-    """Refuses a tokenizer that cannot be read, or has not what the task needs of it."""
+    """Refuses a tokenizer that cannot be read or cut, or has not what the task needs of it."""
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         return
-    task.check_tokenizer(tokenizer or read_tokenizer(settings.model))
+    tokenizer = tokenizer or read_tokenizer(settings.model)
+    task.check_tokenizer(tokenizer)
+    if settings.model.vocabulary is not None:
+        bpe_parts(tokenizer)
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout, config: Any) -> None:

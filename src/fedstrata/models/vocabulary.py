@@ -77,8 +77,7 @@ def cut_tokenizer(tokenizer: Any, texts: Iterable[str]) -> Any:
     Raises:
         ConfigurationError: It is not BPE, or has a setting with which the rule does not hold.
     """
-    raw = json.loads(tokenizer.backend_tokenizer.to_str())
-    require_bpe(tokenizer)
+    raw = bpe_parts(tokenizer)
     vocabulary: dict[str, int] = raw["model"]["vocab"]
     byte_level = "ByteLevel" in json.dumps([raw.get("pre_tokenizer"), raw.get("decoder")])
     by_id = {number: token for token, number in vocabulary.items()}
@@ -92,19 +91,21 @@ def cut_tokenizer(tokenizer: Any, texts: Iterable[str]) -> Any:
     return _with_backend(tokenizer, raw, old)
 
 
-def require_bpe(tokenizer: Any) -> None:
-    """Refuses a tokenizer that is not BPE, or for which the rule of derivation does not hold.
+def bpe_parts(tokenizer: Any) -> dict[str, Any]:
+    """Returns what tokenizer.json holds of a tokenizer that can be cut.
 
     Raises:
-        ConfigurationError: It is such a tokenizer.
+        ConfigurationError: It is not BPE, or the rule of derivation does not hold for it.
     """
-    model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    raw: dict[str, Any] = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = raw["model"]
     if model["type"] != "BPE":
         message = f"needs a BPE tokenizer; this model's {type(tokenizer).__name__} is {model['type']}"
         raise refused(SETTING, message)
     for name in _REFUSED_BPE:
         if model.get(name):
             raise refused(SETTING, f"cannot cut a BPE tokenizer with {name}={model[name]!r}")
+    return raw
 
 
 def merge_ranks(merges: Iterable[Sequence[str] | str]) -> dict[Pair, int]:

@@ -347,7 +347,7 @@ class DataSettings(CorpusSettings):
     allow_in_vocabulary: bool = Field(
         default=False,
         description="Whether model.vocabulary may name files of these data. The list of kept tokens, which "
-        "all sites have, then tells which words occur in them.",
+        "all sites have, then shows which words occur in them.",
     )
     split: SplitSettings = SplitSettings()
     limit: Count | None = Field(

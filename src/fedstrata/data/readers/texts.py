@@ -23,11 +23,12 @@ _HEADING = re.compile(r"^[ \t]*=[ \t]+[^=\s](?:[^\n]*[^=\s])?[ \t]+=[ \t]*\r?$",
 _BLANK_LINES = re.compile(r"\n[ \t\r]*\n\s*")
 
 
-def find_texts(path: Path) -> list[Source]:
+def find_texts(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> list[Source]:
     """Finds the texts at a path.
 
     Args:
         path: A file of any name, or a folder; hidden files and folders are passed over.
+        suffixes: How the names of texts in a folder end.
 
     Returns:
         The texts, sorted by path. In a folder, each one's prefix is the sub-folder it lies in.
@@ -38,17 +39,21 @@ def find_texts(path: Path) -> list[Source]:
     if path.is_file():
         return [Source(path)]
     if not path.is_dir():
-        raise DataError(path, "no such file or folder", expected="*.txt")
+        raise DataError(path, "no such file or folder", expected=_patterns(suffixes))
     sources = []
     for file in sorted(path.rglob("*")):
         place = file.relative_to(path)
         hidden = any(part.startswith(".") for part in place.parts)
-        if not hidden and file.name.lower().endswith(_SUFFIXES) and file.is_file():
+        if not hidden and file.name.lower().endswith(suffixes) and file.is_file():
             folder = place.parent.as_posix()
             sources.append(Source(file, prefix="" if folder == "." else f"{folder}/"))
     if not sources:
-        raise DataError(path, "holds no texts", expected="*.txt, at any depth")
+        raise DataError(path, "holds no texts", expected=f"{_patterns(suffixes)}, at any depth")
     return sources
+
+
+def _patterns(suffixes: tuple[str, ...]) -> str:
+    return ", ".join(f"*{suffix}" for suffix in suffixes if not suffix.endswith(".gz"))
 
 
 def read(source: Source, documents: Documents = "files") -> list[Document]:

@@ -30,7 +30,6 @@ from fedstrata.models.blocks import is_divided
 from fedstrata.tasks.continuations import keeps_keys_and_values
 from fedstrata.tasks.instruction.markup import CLOSING, escape, opening, source_places
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
-from fedstrata.tasks.texts import require_offsets
 
 AHEAD = (16, 8)
 """Tokens that a pass looks ahead, outside and within a mention. Of more, most are dropped at the next tag."""
@@ -95,7 +94,6 @@ class CopyTokenizer:
 
     def __init__(self, words: PromptTokenizer) -> None:
         self._words = words
-        require_offsets(words.tokenizer)
         (closing,) = words.ids([CLOSING])
         self._closing = tuple(closing)
         self._openings: dict[tuple[str, str], tuple[int, ...]] = {}
@@ -116,20 +114,9 @@ class CopyTokenizer:
 
     def _encoded(self, texts: Sequence[str]) -> list[list[_Token]]:
         """Returns the tokens of texts."""
-        if not texts:
-            return []
-        encoded = self._words.tokenizer(
-            list(texts),
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-            verbose=False,
-        )
         return [
-            [_Token(id_, begin, end) for id_, (begin, end) in zip(ids, _contiguous(offsets), strict=True)]
-            for ids, offsets in zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+            [_Token(id_, *place) for id_, place in zip(ids, _contiguous(ends), strict=True)]
+            for ids, ends in self._words.with_ends(texts)
         ]
 
     def _source(
@@ -141,7 +128,8 @@ class CopyTokenizer:
         alone: Mapping[str, Sequence[_Token]],
         types: Sequence[str],
     ) -> CopySource:
-        by_begin = {token.begin: index for index, token in reversed([*enumerate(own)])} | {len(text): END}
+        by_begin = {token.begin: index for index, token in enumerate(own) if token.begin < token.end}
+        by_begin[len(text)] = END
         tokens, following = [*own], [*range(1, len(own)), END]
         opened, blanks, known = [*range(len(own))], [""] * len(own), dict[str, int]()
         for word in words:
@@ -149,13 +137,16 @@ class CopyTokenizer:
             opened[word.token] = by_begin.get(word.begin, len(tokens))
             if word.begin in by_begin:
                 continue
-            for token in alone[text[word.begin : word.end]]:
+            spelled = alone[text[word.begin : word.end]]
+            for token, behind in zip(spelled, (*spelled[1:], None), strict=True):
                 end = word.begin + token.end
+                complete = behind is None or behind.begin < behind.end  # no further byte of its character
+                joins = complete and end in by_begin
                 opened.append(len(tokens))
                 tokens.append(_Token(token.id, word.begin + token.begin, end))
-                following.append(by_begin.get(end, len(tokens)))
+                following.append(by_begin[end] if joins else len(tokens))
                 blanks.append("")
-                if end in by_begin:
+                if joins:
                     break
         bounds = source_places(sentence)
         whole = [token.begin < token.end and bounds[token.begin] >= 0 for token in tokens]
@@ -205,10 +196,10 @@ class _SpacedWord(NamedTuple):
     end: int
 
 
-def _contiguous(offsets: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yields the characters of tokens, which some tokenizers give without the blanks before them."""
+def _contiguous(ends: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Yields the characters of tokens, each from where the last one ends: offsets may leave out blanks."""
     last = 0
-    for _, end in offsets:
+    for end in ends:
         yield last, max(last, end)
         last = max(last, end)
 
@@ -230,10 +221,9 @@ def pad_sources(sources: Sequence[CopySource]) -> dict[str, Tensor]:
     """Pads the sources of a batch.
 
     Returns:
-        `copy_tokens`, `copy_following`, `copy_opened`, `copy_blanks` and `copy_closes`, (rows, tokens)
-        int64, padded with
-        -1; `copy_openings`, (rows, blanks, types, tokens) int64, padded with -1; `copy_closing`, (rows,
-        tokens).
+        `copy_tokens`, `copy_following`, `copy_opened`, `copy_blanks` and `copy_closes`, (rows, tokens) int64,
+        padded with -1; `copy_openings`, (rows, blanks, types, tokens) int64, padded with -1; `copy_closing`,
+        (rows, tokens).
     """
     found = {}
     longest = max(len(source.tokens) for source in sources)
@@ -353,6 +343,9 @@ class _Step:
     tags: Sequence[int] = ()
     choices: Sequence[int] = ()
 
+    def __len__(self) -> int:
+        return len(self.appended) + len(self.looked)
+
 
 def _decisions(sentence: _Sentence, prompt: list[int], end: int) -> Generator[_Step, int, list[int]]:
     """Decides on the tags of one sentence.
@@ -433,7 +426,7 @@ class _Passes:
     def run(self, steps: Sequence[_Step]) -> list[int]:
         """Runs a step of each row; returns what `_decisions` is sent for each."""
         self._steps = steps
-        counts = torch.tensor([len(step.appended) + len(step.looked) for step in steps])
+        counts = torch.tensor(list(map(len, steps)))
         width, before = int(counts.max()), int(self._lengths.max())
         ids = torch.full((len(steps), width), self._pad)
         for row, step in enumerate(steps):
@@ -461,12 +454,9 @@ class _Passes:
         steps = [self._steps[row] for row in rows]
         if not steps:
             return
-        before, width = (
-            int(self._lengths.max()),
-            max(len(step.appended) + len(step.looked) for step in self._steps),
-        )
+        before, width = int(self._lengths.max()), max(map(len, self._steps))
         lengths = self._lengths[chosen]
-        counts = torch.tensor([len(step.appended) + len(step.looked) for step in steps])
+        counts = torch.tensor(list(map(len, steps)))
         own = torch.tensor([len(step.appended) for step in steps]) + torch.tensor(accepted)
         self._lengths = lengths + own
         longest = int(self._lengths.max())

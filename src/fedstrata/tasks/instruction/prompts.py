@@ -120,6 +120,27 @@ class PromptTokenizer:
             ids += call["input_ids"]
         return ids
 
+    def with_ends(self, texts: Sequence[str]) -> list[tuple[list[int], list[int]]]:
+        """Returns the tokens of each text as `ids` gives them, and the character behind each token.
+
+        Raises:
+            ConfigurationError: The tokenizer gives no offsets.
+        """
+        require_offsets(self.tokenizer)
+        if not texts:
+            return []
+        encoded = self.tokenizer(
+            list(texts),
+            add_special_tokens=False,
+            split_special_tokens=True,
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        offsets = ([end for _, end in row] for row in encoded["offset_mapping"])
+        return list(zip(encoded["input_ids"], offsets, strict=True))
+
     def continuations(self, befores: Sequence[str], texts: Sequence[str]) -> list[list[int]]:
         """Returns the tokens of each text as they are behind another, as far as a tokenizer has such.
 
@@ -176,16 +197,7 @@ class PromptTokenizer:
         return prompt
 
     def _cut(self, prompt: list[int], text: str, fill: Callable[[str], str], room: int) -> list[int]:
-        require_offsets(self.tokenizer)
-        encoded = self.tokenizer(
-            text,
-            add_special_tokens=False,
-            split_special_tokens=True,
-            return_offsets_mapping=True,
-            return_attention_mask=False,
-            verbose=False,
-        )
-        ends = [end for _, end in encoded["offset_mapping"]]
+        ((_, ends),) = self.with_ends([text])
         kept = len(ends)
         while len(prompt) > room and kept > 0:
             # Where a word is cut the tokens before the cut may become others, and more.
