@@ -73,7 +73,7 @@ def test_fedmedlora_plus_with_equal_losses_is_fedmedlora(
 ) -> None:
     server = ("data.split.server=2", "data.synthetic={sites: 3, notes: 12, imbalance: 1.0}")
     plain = run_once("method={name: fedmedlora}", LORA, *server)
-    monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors: 2.5)
+    monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors, over: 2.5)
     equal = run_tiny("method={name: fedmedlora_plus}", LORA, *server, out="equal")
     assert_same_tensors(plain.state.tensors, equal.state.tensors)
     assert plain.summary["metrics"] == equal.summary["metrics"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -279,8 +278,8 @@ def test_the_server_does_not_know_which_blocks_are_left_out(
     class DrawnError(Exception):
         pass
 
-    def drawn(rates: Sequence[float], rng: Seed) -> LayerDropout:
-        raise DrawnError(LayerDropout(rates, rng).draw())
+    def drawn(*arguments: Any) -> LayerDropout:
+        raise DrawnError(LayerDropout(*arguments).draw())
 
     own = private_client("method={name: droppeft, rates: 0.5}", "model.config.num_hidden_layers=40")
     monkeypatch.setattr("fedstrata.methods.droppeft.LayerDropout", drawn)
@@ -288,6 +287,6 @@ def test_the_server_does_not_know_which_blocks_are_left_out(
     for _ in range(2):
         own.client.privacy = own.gradients(clip=1.0, randomness=randomness_of(secure))
         with pytest.raises(DrawnError) as caught:
-            own.experiment.method.train(Plan({}, {"rate": 0.5}), own.client, Seed(0))
+            own.experiment.method.train(Plan({}, {"rate": 0.5, "alone": [0] * 40}), own.client, Seed(0))
         left_out += caught.value.args
     assert same == (left_out[0] == left_out[1])
