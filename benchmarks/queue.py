@@ -28,15 +28,18 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +61,8 @@ COSTS = (
     *("peak_memory_megabytes", "rounds_to_90_percent", "percent_of_full_model", "trainable_parameters"),
 )
 """Columns of a comparison's table that a result keeps beside those that are shown."""
+COLUMN = ("title", "factor", "digits")
+"""What a result keeps of how a column is printed."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Row:
         table: Rows of one table come from one commit.
         result: The JSON file, within `{out}`, that holds what was measured: a comparison's `table.json` or
             any other. The last line of what the command prints if empty.
+        label: What stands behind the names of its table's rows, where other rows of the queue have the same.
         resumes: Whether the same command continues where it was stopped. If not, its folder is emptied first.
         needs: Rows that must be finished before.
     """
@@ -86,6 +92,7 @@ class Row:
     page: str
     table: str = ""
     result: str = ""
+    label: str = ""
     resumes: bool = True
     needs: tuple[str, ...] = ()
 
@@ -166,12 +173,15 @@ class Queue:
 def read_rows(path: Path) -> list[Row]:
     """Reads the rows of a queue.
 
+    `for: {seed: [0, 1], rate: [1e-4, 1e-3]}` makes a row for every combination: `{seed}` and `{rate}` are
+    filled in wherever the row has them.
+
     Raises:
         SystemExit: A row lacks a field or has an unknown one, a name stands twice, or a need is no earlier
             row.
     """
     rows: list[Row] = []
-    for given in yaml.safe_load(path.read_text(encoding="utf-8")):
+    for given in chain.from_iterable(map(each_of, yaml.safe_load(path.read_text(encoding="utf-8")))):
         try:
             row = Row(**{**given, "needs": tuple(given.get("needs", ()))})
         except TypeError as error:
@@ -182,6 +192,25 @@ def read_rows(path: Path) -> list[Row]:
             raise SystemExit(f"{path.name}: {row.name} {wrong}")
         rows.append(row)
     return rows
+
+
+def each_of(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yields a row of the file once for every combination of what it is for."""
+    values = given.get("for", {})
+    rest = {key: value for key, value in given.items() if key != "for"}
+    for combination in product(*values.values()):
+        chosen = dict(zip(values, combination, strict=True))
+
+        def fill(value: Any, chosen: dict[str, Any] = chosen) -> Any:
+            if isinstance(value, list):
+                return [fill(each) for each in value]
+            if isinstance(value, str):
+                for name, choice in chosen.items():
+                    value = value.replace(f"{{{name}}}", str(choice))
+            return value
+
+        filled = {key: fill(value) for key, value in rest.items()}
+        yield filled | {"name": re.sub(r"[^\w.=]+", "-", str(filled.get("name")))}  # it names files
 
 
 def write(path: Path, text: str) -> None:
@@ -420,13 +449,14 @@ def measurements(row: Row, folder: Path) -> Any:
         return found
     kept = [key for key in dict.fromkeys([*found["shown"], *COSTS]) if key in found["columns"]]
     return {
-        "seeds": found["seeds"],
         "metric": found["metric"],
-        "baseline": found["baseline"],
+        "columns": {key: {name: found["columns"][key][name] for name in COLUMN} for key in kept},
         "rows": {
-            each["name"]: {key: each["values"].get(key) for key in kept} | {"tuning": each["tuning"]}
+            each["name"]: {key: cell["by_seed"] for key in kept if (cell := each["values"].get(key))}
             for each in found["rows"]
         },
+        "tuning": {each["name"]: each["tuning"] for each in found["rows"] if each["tuning"]},
+        "data": sorted({cell["data"] for each in found["rows"] for cell in each["cells"] if cell["data"]}),
     }
 
 
@@ -474,7 +504,42 @@ def table_of_results(queue: Queue) -> str:
             "; ".join(notes).replace("|", "/"),
         )
         lines.append(f"| {' | '.join(cells)} |")
+    for name in dict.fromkeys(row.table for row in queue.rows if row.table):
+        lines += scores_of(queue, name)
     return "\n".join(lines) + "\n"
+
+
+def scores_of(queue: Queue, table: str) -> Iterator[str]:
+    """Yields the lines of a table: what its comparisons have measured, the mean and spread over seeds."""
+    columns: dict[str, dict[str, Any]] = {}
+    rows: dict[str, dict[str, dict[str, float]]] = {}
+    for row in queue.rows:
+        measured = (queue.result(row) or {}).get("measured") if row.table == table else None
+        if not isinstance(measured, dict) or "columns" not in measured:
+            continue
+        columns |= measured["columns"]
+        for name, values in measured["rows"].items():
+            kept = rows.setdefault(", ".join(filter(None, (name, row.label))), {})
+            for key, by_seed in values.items():
+                kept[key] = kept.get(key, {}) | by_seed
+    if not rows:
+        return
+    yield from ("", f"## {table}", "")
+    yield f"| | seeds | {' | '.join(column['title'] for column in columns.values())} |"
+    yield f"| --- | ---: | {' | '.join('---:' for _ in columns)} |"
+    for name, values in rows.items():
+        seeds = sorted({seed for by_seed in values.values() for seed in by_seed}, key=int)
+        cells = [printed([*values.get(key, {}).values()], columns[key]) for key in columns]
+        yield f"| {' | '.join([name, ', '.join(seeds), *cells])} |"
+
+
+def printed(numbers: Sequence[float], column: dict[str, Any]) -> str:
+    """Returns the mean and the sample standard deviation of numbers as a column prints them."""
+    if not numbers:
+        return "-"
+    scaled, digits = [number * column["factor"] for number in numbers], column["digits"]
+    spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
+    return f"{statistics.fmean(scaled):.{digits}f}{spread}"
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -16,6 +17,9 @@ import psutil
 import pytest
 import yaml
 from support import REPOSITORY
+
+from fedstrata.core.settings.sweep import read_sweep
+from fedstrata.engine.check import check_settings
 
 SCRIPT = REPOSITORY / "benchmarks" / "queue.py"
 STEPS = """
@@ -116,19 +120,25 @@ def test_rows_finish_fail_and_wait_for_those_that_they_need(tmp_path: Path) -> N
 
 
 def test_a_comparison_s_table_is_kept_by_row_and_seed(tmp_path: Path) -> None:
-    cell = {"by_seed": {"0": 0.5}, "mean": 0.5}
-    table = {
-        "seeds": [0], "metric": "f1", "baseline": None, "shown": ["f1"],
-        "columns": {"f1": {}, "peak_memory_megabytes": {}, "other": {}},
-        "rows": [{"name": "a", "tuning": None, "values": {"f1": cell, "peak_memory_megabytes": cell}}],
-    }  # fmt: skip
-    (tmp_path / "table.json").write_text(json.dumps(table))
-    copy = f"python -c \"import shutil; shutil.copy('{tmp_path / 'table.json'}', '{{out}}')\""
-    queue = Background(tmp_path / "queue", [row("one", copy, result="table.json")])
+    columns = {
+        key: {"title": key, "factor": factor, "digits": 1, "better": None}
+        for key, factor in (("f1", 100.0), ("peak_memory_megabytes", 1.0), ("other", 1.0))
+    }
+    for seed, score in (("0", 0.5), ("1", 0.7)):
+        values = {key: {"by_seed": {seed: score}, "mean": score} for key in columns}
+        cells = [{"seed": int(seed), "data": f"documents-{seed}"}]
+        rows = [{"name": "a", "tuning": None, "values": values, "cells": cells}]
+        shown = {"metric": "f1", "shown": ["f1"], "seeds": [int(seed)], "columns": columns, "rows": rows}
+        (tmp_path / f"{seed}.json").write_text(json.dumps(shown))
+    copy = f"python -c \"import shutil; shutil.copy('{tmp_path}/{{seed}}.json', '{{out}}/table.json')\""
+    by_seed = row("seed-{seed}", copy, result="table.json", table="t", label="x", **{"for": {"seed": [0, 1]}})
+    queue = Background(tmp_path / "queue", [by_seed])
     queue.call("run")
-    measured = queue.result("one")["measured"]
-    assert measured["rows"]["a"] == {"f1": cell, "peak_memory_megabytes": cell, "tuning": None}
-    assert measured["seeds"] == [0]
+    measured = queue.result("seed-1")["measured"]
+    assert measured["rows"] == {"a": {"f1": {"1": 0.7}, "peak_memory_megabytes": {"1": 0.7}}}
+    assert measured["data"] == ["documents-1"]
+    page = (tmp_path / "queue" / "results" / "README.md").read_text()
+    assert "| a, x | 0, 1 | 60.0 ± 14.1 | 0.6 ± 0.1 |" in page
 
 
 def test_paused_nothing_goes_on(tmp_path: Path) -> None:
@@ -193,6 +203,29 @@ def test_a_second_queue_is_refused(tmp_path: Path) -> None:
         second = subprocess.run(queue.command("run"), capture_output=True, timeout=60, check=False)
         assert second.returncode == 1
         assert running.wait(timeout=120) == 0
+
+
+def commands() -> list[list[str]]:
+    """Returns the words of all commands of the repository's own list."""
+    specification = importlib.util.spec_from_file_location("experiments", SCRIPT)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    sys.modules["experiments"] = module
+    specification.loader.exec_module(module)
+    return [module.filled(row, Path("rows/row/out")) for row in module.read_rows(module.QUEUE)]
+
+
+def test_every_comparison_of_the_list_is_one_that_can_be_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as that can be said without data and models."""
+    monkeypatch.chdir(REPOSITORY)
+    compared = [words[2:] for words in commands() if words[:2] == ["fedstrata", "compare"]]
+    assert len(compared) > 20
+    for words in compared:
+        files = [Path(word) for word in words if word.endswith(".yaml")]
+        settings = [word for word in words if "=" in word and not word.endswith(".yaml")]
+        for part in read_sweep(files, settings).rows:
+            assert not check_settings(part.source).problems
 
 
 @pytest.mark.parametrize(

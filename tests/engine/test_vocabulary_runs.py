@@ -12,8 +12,10 @@ from peft import PeftModel
 from support import Finished, assert_same_tensors, executed
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from fedstrata.comparing.check import check_comparison
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.settings.sweep import read_sweep
 from fedstrata.data.public_texts import find_public_texts, read_public_texts
 from fedstrata.engine.agreed import hash_of_tokenizer
 from fedstrata.engine.prepare import prepare
@@ -189,3 +191,31 @@ def test_a_long_text_is_divided_at_empty_lines_and_loses_nothing(tmp_path: Path)
     assert len(parts) > 1
     assert "".join(parts) == text
     assert all(part.startswith("line") for part in parts)
+
+
+def test_no_table_has_perplexities_of_two_vocabularies(
+    finished: Finished, folder: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "sweep.yaml"
+    file.write_text("name: vocabularies")
+    shared = [each for each in settings(folder) if not each.startswith("model.vocabulary")]
+
+    def problems(rows: str) -> set[str]:
+        sweep = read_sweep([file], [*shared, "sweep.baseline=null", f"sweep.rows={rows}"])
+        try:
+            check_comparison(sweep, tmp_path / "comparison", jobs=1, listen=lambda event, facts: None)
+        except ConfigurationError as refused:
+            return {problem.path for problem in refused.problems}
+        return set()
+
+    whole, cut = "{model: {vocabulary: null}}", f"{{model: {{vocabulary: {folder / 'public'}}}}}"
+    other = f"{{model: {{vocabulary: {folder / 'public' / 'one.txt'}}}}}"
+    model = open_result(finished.folder).model
+    model.module.get_base_model().save_pretrained(tmp_path / "model")
+    model.tokenizer.save_pretrained(tmp_path / "model")
+    cut_before = f"{{model: {{vocabulary: null, name: {tmp_path / 'model'}}}}}"
+    assert problems(f"{{a: {cut}, b: {cut}}}") == set()
+    assert problems(f"{{a: {whole}, b: {whole}}}") == set()
+    assert problems(f"{{a: {whole}, b: {cut}}}") == {"b: model.vocabulary"}
+    assert problems(f"{{a: {cut}, b: {other}}}") == {"b: model.vocabulary"}
+    assert problems(f"{{a: {whole}, b: {cut_before}}}") >= {"b: model.vocabulary"}

@@ -97,6 +97,24 @@ def test_an_instruction_that_names_what_documents_say_is_planned(tmp_path: Path)
     assert make_plan(read_source(None, [*kept, *data, task, "method={name: fedavg}"]), seconds=0.0)
 
 
+def test_a_question_about_two_texts_is_planned(tmp_path: Path) -> None:
+    lines = [
+        {
+            "id": str(n),
+            "text": "He was treated.",
+            "text_pair": "He was ill.",
+            "labels": ["yes" if n % 2 else "no"],
+        }
+        for n in range(24)
+    ]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    kept = [value for value in TINY if not value.startswith(("data.", "task."))]
+    data = [f"data={{format: jsonl, path: {tmp_path / 'pairs.jsonl'}}}", "partition={by: iid, clients: 2}"]
+    words = "template: '{text} {text_pair} {answer}', words: {'yes': 'yes', 'no': 'no'}"
+    task = f"task={{name: cloze, question: labels, {words}}}"
+    assert make_plan(read_source(None, [*kept, *data, task, "method={name: fedavg}"]), seconds=0.0)
+
+
 def test_what_workers_do_at_once_takes_its_time_once() -> None:
     plan = plan_tiny("workers=2", "threads=1")
     parts = ("train", "serve", "evaluate", "engine_overhead", "finish")

@@ -12,6 +12,7 @@ from fedstrata.comparing.cells import Cell
 from fedstrata.comparing.compare import LOCK, Comparison, RowPlan
 from fedstrata.core.errors import Problem, did_you_mean, refuse
 from fedstrata.core.preflight import Facts
+from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.sweep import SECTION, Row, Sweep, folder_name, label, with_value
 from fedstrata.core.task import Task
@@ -28,6 +29,7 @@ from fedstrata.engine.check import (
 from fedstrata.engine.model import check_model, refusals
 from fedstrata.engine.processors import only_here
 from fedstrata.engine.run_folder import INPUTS, differences
+from fedstrata.models.vocabulary import digest_of, kept_tokens_in
 from fedstrata.record.log import Listener
 from fedstrata.record.score_columns import CLIENT, EXTERNAL, HIGH, LOW, column_names, is_of_one
 
@@ -82,6 +84,7 @@ def check_comparison(sweep: Sweep, folder: Path, *, jobs: int, listen: Listener)
             problems += _other_data(sound)
         metrics, divided, wrong = _metrics(sound)
         problems += [*wrong, *(_wrong_scores(sweep, metrics) if metrics else ())]
+        problems += _other_vocabularies(rows) if "perplexity" in metrics else ()
     problems += _by_row({row.name: _wrong_metrics(row, divided) for row in rows})
     refuse(list(dict.fromkeys(problems)))
     return Comparison(sweep, tuple(rows), folder, jobs, listen)
@@ -185,6 +188,33 @@ def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
                         f"data (unless {SECTION}.allow_different_data is true)"
                     )
                     yield replace(own.source.problem(path, message), path=f"{row.name}: {path}")
+
+
+def _other_vocabularies(rows: list[RowPlan]) -> Iterator[Problem]:
+    """Yields a problem wherever a row's vocabulary is cut otherwise than the first's, or not at all.
+
+    A cut vocabulary lowers every loss by the log-probability of what was cut off.
+    """
+    first: str | None = None
+    for row in rows:
+        for own in _of_each_trial(row):
+            cut = _cut(own.settings.model)
+            first = first or cut
+            if cut != first and own.sound("model"):
+                message = (
+                    f"{cut}, that of row {rows[0].name!r} {first}: their perplexities cannot be compared"
+                )
+                yield replace(
+                    own.source.problem("model.vocabulary", message), path=f"{row.name}: model.vocabulary"
+                )
+
+
+def _cut(model: ModelSettings) -> str:
+    """Returns how a model's vocabulary is cut, in words."""
+    if model.vocabulary is not None:
+        return f"is cut to {model.vocabulary}"
+    kept = kept_tokens_in(Path(model.name).expanduser()) if model.name else None
+    return "is whole" if kept is None else f"was cut before (sha256 {digest_of(kept)[:12]})"
 
 
 def _metrics(rows: list[RowPlan]) -> tuple[Sequence[str], Divided | None, list[Problem]]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +20,7 @@ from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment
 from fedstrata.metrics.cost import peak_memory
 from fedstrata.models.state import Model
-from fedstrata.models.vocabulary import kept_tokens
+from fedstrata.models.vocabulary import digest_of, kept_tokens
 from fedstrata.privacy.mechanism import ADJACENCY, Privacy
 from fedstrata.wire import frame
 
@@ -183,8 +181,7 @@ def _vocabulary_facts(tokenizer: Any) -> dict[str, Any]:
     kept = kept_tokens(tokenizer)
     if kept is None:
         return {}
-    digest = hashlib.sha256(json.dumps(kept, separators=(",", ":")).encode()).hexdigest()
-    return {"vocabulary": {"kept": len(kept), "sha256": digest}}
+    return {"vocabulary": {"kept": len(kept), "sha256": digest_of(kept)}}
 
 
 def document_counts(

@@ -18,6 +18,7 @@ alone fits the whole model too.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import tempfile
@@ -58,6 +59,21 @@ def kept_tokens(tokenizer: Any) -> list[int] | None:
     """Returns the original ids of a cut tokenizer's tokens, by new id; None if it was not cut."""
     kept: list[int] | None = tokenizer.init_kwargs.get(KEPT_TOKENS)
     return kept
+
+
+def kept_tokens_in(folder: Path) -> list[int] | None:
+    """Returns the original ids of the tokens of the cut tokenizer in a folder; None if there is none."""
+    try:
+        found = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
+        kept: list[int] | None = found.get(KEPT_TOKENS)
+    except (OSError, ValueError, AttributeError):
+        return None
+    return kept
+
+
+def digest_of(kept: Sequence[int]) -> str:
+    """Returns the SHA-256 of a list of kept tokens."""
+    return hashlib.sha256(json.dumps(kept, separators=(",", ":")).encode()).hexdigest()
 
 
 def cut_tokenizer(tokenizer: Any, texts: Iterable[str]) -> Any:

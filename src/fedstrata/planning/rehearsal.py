@@ -155,7 +155,8 @@ def _documents(experiment: Experiment, samples: Samples, index: int) -> Split:
     """
     scored = {part: tuple(documents[index]) for part, documents in samples.scored.items()}
     like = next((own.train[0] for own in experiment.clients.values() if own.train), Document("", ""))
-    return Split(train=(Document("rehearsal", "", metadata=like.metadata),), **scored)
+    pair = None if like.text_pair is None else ""
+    return Split(train=(Document("rehearsal", "", metadata=like.metadata, text_pair=pair),), **scored)
 
 
 @dataclass(slots=True)

@@ -114,6 +114,16 @@ def test_all_problems_of_a_section_come_at_once_with_their_lines(read) -> None:
         assert part in found
 
 
+def test_a_part_of_the_rows_is_compared_with_a_baseline_and_floors_among_them_alone(read) -> None:
+    text = BASE + "sweep: {rows: {a: {}, b: {}, c: {}}, baseline: a, floors: [b], p_values: true}\n"
+    both = read(text, "sweep.only=[a,b]")
+    assert [row.name for row in both.rows] == ["a", "b"]
+    assert (both.settings.baseline, both.settings.floors, both.settings.p_values) == ("a", ["b"], True)
+    one = read(text, "sweep.only=[b]")
+    assert [row.name for row in one.rows] == ["b"]
+    assert (one.settings.baseline, one.settings.floors, one.settings.p_values) == (None, [], False)
+
+
 @pytest.mark.parametrize(
     ("section", "expected"),
     [
@@ -125,6 +135,7 @@ def test_all_problems_of_a_section_come_at_once_with_their_lines(read) -> None:
         ('rows: {"top 2": {}, "top-2": {}}', "would share one folder"),
         ("rows: {a: {}, b: {}}\n  floors: [c]", "sweep.floors: there is no row 'c'; there are 'a', 'b'"),
         ("rows: {a: {}, b: {}}\n  floors: [a, b]", "sweep.floors: must leave a row that is none"),
+        ("rows: {a: {}, b: {}}\n  only: [c]", "sweep.only: there is no row 'c'; there are 'a', 'b'"),
         ("rows: {a: {}, b: {}}\n  floors: [a, a]", "must name each once; 'a' is there again"),
         ('rows: {"??": {}}', "needs a letter or digit"),
         ("grid: {name.x: [1]}", "name is a single value and has no settings in it"),

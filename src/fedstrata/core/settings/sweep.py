@@ -6,7 +6,7 @@ and the command line's, which win. Every value keeps the place it was set.
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +68,10 @@ class SweepSettings(Settings):
     )
     grid: dict[str, Any] = Field(
         default_factory=dict, description="Setting to a list of values; every row with every combination."
+    )
+    only: Annotated[list[str], AfterValidator(_distinct)] = Field(
+        default_factory=list,
+        description="Rows to run, as the table names them; all if empty. What has run in the folder stays.",
     )
     tune: TuneSettings | None = None
     columns: list[str] | None = Field(default=None, description="Columns to show; a good choice if null.")
@@ -187,7 +191,11 @@ def sweep_of(files: Mapping[str, Source], overrides: Sequence[str] = ()) -> Swee
     problems += [wrong for row in rows for text in overrides if (wrong := apply_override(text, row.source))]
     problems += [*_wrong_names(rows, first), *_own_seeds(settings, choices, overrides, first)]
     problems += [*_wrong_floors(settings, rows, first), *_wrong_baseline(settings, rows, first)]
+    problems += _no_rows("only", settings.only, rows, first)
     refuse(list(dict.fromkeys(problems)))
+    if settings.only:
+        rows = [row for row in rows if row.name in settings.only]
+        settings = _without_others(settings, {row.name for row in rows})
     return Sweep("-".join(row.name for row in bases), settings, tuple(rows), first)
 
 
@@ -290,6 +298,14 @@ def _own_seeds(
     places += ["grid.seed"] if "seed" in choices else []
     places += ["tune.setting"] if settings.tune and settings.tune.setting == "seed" else []
     yield from (file.problem(f"{SECTION}.{place}", message) for place in places)
+
+
+def _without_others(settings: SweepSettings, names: Set[str]) -> SweepSettings:
+    """Returns the settings without a baseline and floors that do not run."""
+    baseline = settings.baseline if settings.baseline in names else None
+    floors = [name for name in settings.floors if name in names] if names - set(settings.floors) else []
+    changed = {"baseline": baseline, "floors": floors, "p_values": settings.p_values and baseline is not None}
+    return settings.model_copy(update=changed)
 
 
 def _wrong_names(rows: Sequence[Row], file: Source) -> Iterator[Problem]:
