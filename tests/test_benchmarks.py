@@ -13,7 +13,7 @@ from types import ModuleType
 
 import baselines
 import pytest
-from support import REPOSITORY
+from support import REPOSITORY, executed
 
 import fedstrata
 from fedstrata.core.documents import Document
@@ -218,6 +218,29 @@ def test_errors_and_differences_are_those_of_the_rows_models(tmp_path: Path) -> 
     assert [mentions["first"], mentions["second"]] == pytest.approx(scores)
     assert 0 < mentions["paired_p"] <= 1
     assert set(found["errors"]) <= set(CATEGORIES)
+
+
+@pytest.mark.slow
+def test_two_ways_of_decoding_are_told_side_by_side(tmp_path: Path) -> None:
+    settings = [
+        "data={types: [drug, problem], synthetic: {sites: 2, notes: 12}}",
+        "task={name: extract, tasks: [ner], templates: short, max_length: 256}",
+        "method={name: fedmedlora}",
+        "adapter={kind: lora, rank: 4}",
+        "federation.rounds=1",
+    ]
+    run = executed(tmp_path / "run", settings)
+    script = REPOSITORY / "benchmarks" / "fed_medlora" / "decoding.py"
+    done = subprocess.run(
+        [sys.executable, str(script), str(run.folder)], capture_output=True, text=True, check=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    strict = found["f1"]["strict_"]
+    assert strict["first"] == pytest.approx(run.summary["metrics"]["global"]["ner_f1"])
+    assert strict["interval"]["low"] <= strict["first"] - strict["second"] <= strict["interval"]["high"]
+    faults = [name for name in found["cost"]["copy"] if name.endswith("left_out")]
+    assert faults
+    assert not any(found["cost"]["copy"][name] for name in faults)
 
 
 @pytest.mark.slow

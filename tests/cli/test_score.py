@@ -151,12 +151,14 @@ def test_two_systems(tmp_path: Path) -> None:
         system["mentions"]["scores"]["f1"] for system in content["systems"]
     )
     assert found["paired_p"] == 1e-4
+    assert found["interval"]["low"] < found["first"] - found["second"] < found["interval"]["high"] < 0
     assert found["rank_sum_p"] < 1e-6
     assert content["bootstrap"] == {"instances": 40, "resamples": 2000, "level": 0.95, "seed": 0}
     shown = score(gold, worse, "--against", better)
-    assert re.search(r"│ strict +│ [\d.]+ │ [\d.]+ │ +-0\.\d+ │ 0\.0001 │", shown.output)
+    assert re.search(r"│ strict +│ [\d.]+ │ [\d.]+ │ +-0\.\d+ │ -0\.\d+ to -0\.\d+ │ 0\.0001 │", shown.output)
     same = scored(gold, worse, "--against", worse, folder=tmp_path)["differences"]["mentions"]["lenient_f1"]
     assert (same["first"] - same["second"], same["paired_p"]) == (0.0, 1.0)
+    assert same["interval"] == {"low": 0.0, "high": 0.0}  # draws of the same documents for both
 
 
 def test_the_same_seed_gives_the_same_numbers(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Result:
         folder: The directory of a run.
         client: Whose model it is, where every client has its own.
         settings: What of the settings a use may choose anew, by dotted path: `device`, `threads`,
-            `training.eval_batch_size` and `training.precision`.
+            `task.decoding`, `training.eval_batch_size` and `training.precision`.
 
     Attributes:
         folder: As given.

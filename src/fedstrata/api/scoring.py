@@ -84,7 +84,11 @@ class Scores:
 
     @property
     def differences(self) -> pd.DataFrame:
-        """The two systems' micro F1 by part and scheme, with the p of the paired permutation test."""
+        """The two systems' micro F1 by part and scheme.
+
+        `low` and `high` are the interval of their difference, `delta`, over draws of the same documents, `p`
+        that of the paired permutation test.
+        """
         import pandas as pd
 
         rows = [
@@ -94,12 +98,14 @@ class Scores:
                 "first": one.first,
                 "second": one.second,
                 "delta": one.first - one.second,
+                "low": one.interval.low,
+                "high": one.interval.high,
                 "p": one.paired_p,
             }
             for part, schemes in self.compared.items()
             for begins, one in schemes.items()
         ]
-        return pd.DataFrame(rows, columns=["part", "scheme", "first", "second", "delta", "p"])
+        return pd.DataFrame(rows, columns=["part", "scheme", "first", "second", "delta", "low", "high", "p"])
 
     def as_json(self) -> dict[str, Any]:
         """Returns everything that was found, without the text of any document."""
@@ -231,7 +237,7 @@ def scored(
     named = zip(systems, list(sides)[1:], strict=True)
     ordered = [document_pairs.paired(annotated, system, name) for system, name in named]
     found = score_systems(annotated, ordered, draws, mentions)
-    compared = differences(found[0], found[1], draws.seed) if len(found) > 1 else {}
+    compared = differences(found[0], found[1], draws) if len(found) > 1 else {}
     places = [Path(side) if isinstance(side, str | Path) else Path(name) for name, side in sides.items()]
     return Scores(found, compared, draws, places, trained)
 

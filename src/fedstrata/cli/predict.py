@@ -40,7 +40,8 @@ def predict(
         list[str] | None,
         typer.Argument(
             metavar="KEY.PATH=VALUE",
-            help="device, threads, training.eval_batch_size or training.precision, other than the run's.",
+            help="device, threads, task.decoding, training.eval_batch_size or training.precision, other than "
+            "the run's.",
             show_default=False,
         ),
     ] = None,

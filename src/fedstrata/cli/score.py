@@ -142,11 +142,12 @@ def _types(name: str, part: Scored) -> Table:
 
 def _comparison(part: str, compared: Mapping[str, Difference]) -> Table:
     """Returns how the mentions or relations of two systems differ."""
-    columns = ("PRED", "PRED2", "difference", "paired p")
+    columns = ("PRED", "PRED2", "difference", "interval", "paired p")
     table = _table(f"{part}: micro f1 of two systems", *columns)
     for begins, one in compared.items():
         values = in_words(one.first), in_words(one.second), f"{one.first - one.second:+.3f}"
-        table.add_row(SCHEMES[begins], *values, _chance(one.paired_p))
+        ends = f"{one.interval.low:+.3f} to {one.interval.high:+.3f}"
+        table.add_row(SCHEMES[begins], *values, ends, _chance(one.paired_p))
     return table
 
 
@@ -168,4 +169,5 @@ def _notes(system: System, draws: Draws, *, compared: bool) -> Iterator[str]:
         which = f"{plural(system.unrelated, 'document')} in which nobody looked for relations"
         yield f"the scores of relations leave out {which}"
     if compared:
+        yield "the interval of a difference: over draws of the same documents for both systems"
         yield "paired p: by exchanging the two systems in documents at random"

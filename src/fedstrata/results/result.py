@@ -32,7 +32,9 @@ from fedstrata.train.processor import use_processor
 ADAPTER = "adapter_config.json"
 """The file by which PEFT knows the folder of an adapter."""
 
-MAY_CHANGE_TO_USE = frozenset({"device", "threads", "training.eval_batch_size", "training.precision"})
+MAY_CHANGE_TO_USE = frozenset(
+    {"device", "threads", "task.decoding", "training.eval_batch_size", "training.precision"}
+)
 """Settings that a use of the result may choose anew: they do not change what the model is."""
 
 

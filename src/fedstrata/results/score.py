@@ -123,12 +123,14 @@ class Difference:
     Attributes:
         first: That of the first.
         second: That of the second.
+        interval: Of the first less the second, over draws of documents that are the same for both.
         paired_p: The p-value of the paired permutation test.
         rank_sum_p: That of the rank-sum test of as many draws as Fed-MedLoRA makes; not a sound test.
     """
 
     first: float
     second: float
+    interval: stats.Interval
     paired_p: float
     rank_sum_p: float
 
@@ -202,8 +204,9 @@ def _scored(matching: Matching, draws: Draws, seed: Seed) -> Scored:
     )
 
 
-def differences(first: System, second: System, seed: int) -> dict[str, dict[str, Difference]]:
+def differences(first: System, second: System, draws: Draws) -> dict[str, dict[str, Difference]]:
     """Compares two systems that were scored on the same documents, part by part and scheme by scheme."""
+    seed = draws.seed
     found: dict[str, dict[str, Difference]] = {}
     for name, one in first.parts.items():
         other = second.parts[name]
@@ -211,6 +214,7 @@ def differences(first: System, second: System, seed: int) -> dict[str, dict[str,
             begins: Difference(
                 one.counts[begins].f1,
                 other.counts[begins].f1,
+                _interval_of_difference(one.by_document[begins], other.by_document[begins], draws),
                 stats.paired_permutation(
                     one.by_document[begins], other.by_document[begins], Seed(seed).child("permutation")
                 ),
@@ -229,6 +233,21 @@ def differences(first: System, second: System, seed: int) -> dict[str, dict[str,
             for begins in SCHEMES
         }
     return found
+
+
+def _interval_of_difference(
+    first: NDArray[np.int64], second: NDArray[np.int64], draws: Draws
+) -> stats.Interval:
+    one, other = (
+        stats.bootstrap(
+            own,
+            Seed(draws.seed).child("paired bootstrap"),  # one seed: the same documents in every draw
+            instances=draws.size(len(own)),
+            resamples=draws.resamples,
+        )
+        for own in (first, second)
+    )
+    return stats.interval(one - other, draws.level)
 
 
 def as_json(
