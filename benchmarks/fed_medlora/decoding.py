@@ -4,7 +4,8 @@
 
 RUN is the folder of a finished run of task `extract` for mentions, whose model all clients share. It tells
 the micro F1 of both by scheme, the interval of their difference (95 %, over draws of documents that are the
-same for both), what was wrong with answers and left out, and the CPU seconds of each. Last line: one JSON object.
+same for both), what was wrong with answers and left out, and the CPU seconds of each. Last line: one
+JSON object.
 """
 
 from __future__ import annotations
