@@ -487,15 +487,16 @@ def table_of_results(queue: Queue) -> str:
             commits.setdefault(row.table, set()).add(found["commit"])
     for row in queue.rows:
         found = queue.result(row)
+        page = f"[{row.page}]({os.path.relpath(row.page, 'benchmarks/results')})"
         if found is None:
-            lines.append(f"| {row.name} | {row.page} | to come | | {row.hours:g} expected | | | |")
+            lines.append(f"| {row.name} | {page} | to come | | {row.hours:g} expected | | | |")
             continue
         notes = [found.get("error", "")] if found["status"] == "failed" else []
         notes += ["other commit than its table"] if len(commits.get(row.table, ())) > 1 else []
         notes += [f"begun anew {found['begun_anew']} times"] if found["begun_anew"] else []
         cells = (
             f"[{row.name}]({row.name}.json)",
-            row.page,
+            page,
             found["status"],
             found["commit"][:10],
             f"{found['hours']:.2f}",

@@ -27,6 +27,7 @@ PAGES = (
 LINKED = (
     "benchmarks/*/*.py",
     "benchmarks/*/*.yaml",
+    "benchmarks/results/*.json",
     "examples/*.py",
     "LICENSE",
     "CITATION.cff",
