@@ -25,6 +25,7 @@ PAGES = (
     "benchmarks/*/README.md",
 )
 LINKED = (
+    "benchmarks/queue.*",
     "benchmarks/*/*.py",
     "benchmarks/*/*.yaml",
     "benchmarks/results/*.json",
