@@ -32,10 +32,9 @@ import re
 import shlex
 import shutil
 import signal
-import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -45,6 +44,8 @@ from typing import Any
 
 import psutil
 import yaml  # type: ignore[import-untyped]
+
+from fedstrata.record.costs import Column
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 QUEUE = Path(__file__).with_name("queue.yaml")
@@ -61,8 +62,6 @@ COSTS = (
     *("peak_memory_megabytes", "rounds_to_90_percent", "percent_of_full_model", "trainable_parameters"),
 )
 """Columns of a comparison's table that a result keeps beside those that are shown."""
-COLUMN = ("title", "factor", "digits")
-"""What a result keeps of how a column is printed."""
 
 
 @dataclass(frozen=True)
@@ -200,17 +199,20 @@ def each_of(given: dict[str, Any]) -> Iterator[dict[str, Any]]:
     rest = {key: value for key, value in given.items() if key != "for"}
     for combination in product(*values.values()):
         chosen = dict(zip(values, combination, strict=True))
+        row = {key: with_choices(value, chosen) for key, value in rest.items()}
+        if "name" in row:
+            row["name"] = re.sub(r"[^\w.=]+", "-", row["name"])  # it names files
+        yield row
 
-        def fill(value: Any, chosen: dict[str, Any] = chosen) -> Any:
-            if isinstance(value, list):
-                return [fill(each) for each in value]
-            if isinstance(value, str):
-                for name, choice in chosen.items():
-                    value = value.replace(f"{{{name}}}", str(choice))
-            return value
 
-        filled = {key: fill(value) for key, value in rest.items()}
-        yield filled | {"name": re.sub(r"[^\w.=]+", "-", str(filled.get("name")))}  # it names files
+def with_choices(value: Any, chosen: Mapping[str, Any]) -> Any:
+    """Returns a text, or a list of texts, with the chosen values in the places of their names."""
+    if isinstance(value, list):
+        return [with_choices(each, chosen) for each in value]
+    if isinstance(value, str):
+        for name, choice in chosen.items():
+            value = value.replace(f"{{{name}}}", str(choice))
+    return value
 
 
 def write(path: Path, text: str) -> None:
@@ -450,7 +452,7 @@ def measurements(row: Row, folder: Path) -> Any:
     kept = [key for key in dict.fromkeys([*found["shown"], *COSTS]) if key in found["columns"]]
     return {
         "metric": found["metric"],
-        "columns": {key: {name: found["columns"][key][name] for name in COLUMN} for key in kept},
+        "columns": {key: found["columns"][key] for key in kept},
         "rows": {
             each["name"]: {key: cell["by_seed"] for key in kept if (cell := each["values"].get(key))}
             for each in found["rows"]
@@ -487,7 +489,7 @@ def table_of_results(queue: Queue) -> str:
             commits.setdefault(row.table, set()).add(found["commit"])
     for row in queue.rows:
         found = queue.result(row)
-        page = f"[{row.page}]({os.path.relpath(row.page, 'benchmarks/results')})"
+        page = f"[{row.page}]({os.path.relpath(queue.repository / row.page, queue.results)})"
         if found is None:
             lines.append(f"| {row.name} | {page} | to come | | {row.hours:g} expected | | | |")
             continue
@@ -512,13 +514,13 @@ def table_of_results(queue: Queue) -> str:
 
 def scores_of(queue: Queue, table: str) -> Iterator[str]:
     """Yields the lines of a table: what its comparisons have measured, the mean and spread over seeds."""
-    columns: dict[str, dict[str, Any]] = {}
+    columns: dict[str, Column] = {}
     rows: dict[str, dict[str, dict[str, float]]] = {}
     for row in queue.rows:
         measured = (queue.result(row) or {}).get("measured") if row.table == table else None
         if not isinstance(measured, dict) or "columns" not in measured:
             continue
-        columns |= measured["columns"]
+        columns |= {key: Column(**column) for key, column in measured["columns"].items()}
         for name, values in measured["rows"].items():
             kept = rows.setdefault(", ".join(filter(None, (name, row.label))), {})
             for key, by_seed in values.items():
@@ -526,21 +528,14 @@ def scores_of(queue: Queue, table: str) -> Iterator[str]:
     if not rows:
         return
     yield from ("", f"## {table}", "")
-    yield f"| | seeds | {' | '.join(column['title'] for column in columns.values())} |"
+    yield f"| | seeds | {' | '.join(column.title for column in columns.values())} |"
     yield f"| --- | ---: | {' | '.join('---:' for _ in columns)} |"
     for name, values in rows.items():
         seeds = sorted({seed for by_seed in values.values() for seed in by_seed}, key=int)
-        cells = [printed([*values.get(key, {}).values()], columns[key]) for key in columns]
+        cells = [
+            column.mean([*values[key].values()]) if key in values else "-" for key, column in columns.items()
+        ]
         yield f"| {' | '.join([name, ', '.join(seeds), *cells])} |"
-
-
-def printed(numbers: Sequence[float], column: dict[str, Any]) -> str:
-    """Returns the mean and the sample standard deviation of numbers as a column prints them."""
-    if not numbers:
-        return "-"
-    scaled, digits = [number * column["factor"] for number in numbers], column["digits"]
-    spread = f" ± {statistics.stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-    return f"{statistics.fmean(scaled):.{digits}f}{spread}"
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pty
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -131,12 +132,13 @@ def assert_same_tensors(one: Mapping[str, torch.Tensor], other: Mapping[str, tor
     assert not different
 
 
-def load_script(name: str) -> ModuleType:
-    """Imports a file of scripts/."""
-    spec = importlib.util.spec_from_file_location(name, REPOSITORY / "scripts" / f"{name}.py")
+def load_script(path: str) -> ModuleType:
+    """Imports a script of the repository, by a name that hides no other module."""
+    name = path.removesuffix(".py").replace("/", ".")
+    spec = importlib.util.spec_from_file_location(name, REPOSITORY / path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # where dataclasses look it up
     spec.loader.exec_module(module)
     return module
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import math
 import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 
 import baselines
 import pytest
-from support import REPOSITORY, executed
+from support import REPOSITORY, executed, load_script
 
 import fedstrata
 from fedstrata.core.documents import Document
@@ -306,8 +305,8 @@ def test_two_mistakes_in_the_mechanism_are_noticed() -> None:
 )
 def test_every_mistake_is_one_in_the_mechanism_as_it_is(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "privacy")
-    mutations = benchmark("privacy/mutations.py")
-    mutants = benchmark(f"privacy/{file}.py").MUTANTS
+    mutations = load_script("benchmarks/privacy/mutations.py")
+    mutants = load_script(f"benchmarks/privacy/{file}.py").MUTANTS
     names = [mutant.name for mutant in mutants]
     assert len(names) == len(set(names))
     for mutant in mutants:
@@ -316,19 +315,10 @@ def test_every_mistake_is_one_in_the_mechanism_as_it_is(file: str, monkeypatch: 
         assert all((REPOSITORY / test.split("::")[0]).is_file() for test in mutant.tests)
 
 
-def benchmark(file: str) -> ModuleType:
-    """Imports a file of benchmarks/."""
-    spec = importlib.util.spec_from_file_location(Path(file).stem, REPOSITORY / "benchmarks" / file)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_the_paper_s_adapter_has_its_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "speed")
-    shapes = benchmark("speed/llama_shapes.py")
+    shapes = load_script("benchmarks/speed/llama_shapes.py")
     shape = shapes.estimate("llama-3-8b", Namespace(rank=16, batch=4, tokens=800, weights="nf4"))
     assert (shape["adapter_parameters"], shape["adapter_percent"]) == (41_943_040, 0.522)
 

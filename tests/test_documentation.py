@@ -44,7 +44,7 @@ CONFIGURATIONS = sorted(
     ],
 )
 def test_pages_that_scripts_write_are_up_to_date(name: str) -> None:
-    script = load_script(name)
+    script = load_script(f"scripts/{name}.py")
     assert script.DOCUMENT.read_text(encoding="utf-8") == script.document(), f"run scripts/{name}.py"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import random
@@ -16,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import yaml
-from support import REPOSITORY
+from support import REPOSITORY, load_script
 
 from fedstrata.core.settings.sweep import read_sweep
 from fedstrata.engine.check import check_settings
@@ -207,12 +206,7 @@ def test_a_second_queue_is_refused(tmp_path: Path) -> None:
 
 def commands() -> list[list[str]]:
     """Returns the words of all commands of the repository's own list."""
-    specification = importlib.util.spec_from_file_location("experiments", SCRIPT)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    sys.modules["experiments"] = module
-    specification.loader.exec_module(module)
+    module = load_script("benchmarks/queue.py")
     return [module.filled(row, Path("rows/row/out")) for row in module.read_rows(module.QUEUE)]
 
 

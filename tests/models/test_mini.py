@@ -52,7 +52,7 @@ def test_the_log_in_the_repository_is_that_of_this_model() -> None:
         json.loads(line) for line in (REPOSITORY / "scripts/pretrain_mini.log.jsonl").read_text().splitlines()
     ]
     settings, facts, *steps, end = lines
-    options = vars(load_script("pretrain_mini").arguments(["--out", "x"]))
+    options = vars(load_script("scripts/pretrain_mini.py").arguments(["--out", "x"]))
     assert {name: options[name] for name in options.keys() & settings.keys()} == {
         name: settings[name] for name in options.keys() & settings.keys()
     }
@@ -67,7 +67,7 @@ def test_the_log_in_the_repository_is_that_of_this_model() -> None:
 @pytest.mark.parametrize("few", [("--shards", "1", "--notes", "200"), ()], ids=["few", "all"])
 def test_its_pretraining_notes_and_the_demos_never_overlap(few: tuple[str, ...]) -> None:
     """Of fewer notes to a shard each is one of those that there are of more."""
-    script = load_script("pretrain_mini")
+    script = load_script("scripts/pretrain_mini.py")
     seen = set(script.corpus(script.arguments(["--out", "x", *few])))
     demo = {note.text for seed in range(3) for note in generate(seed=seed, sites=4, notes=200)}
     assert len(demo) == 600

@@ -1,6 +1,7 @@
 """What runs cost, as columns of a comparison: where a summary holds each figure, and how people read it."""
 
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Literal, cast
@@ -35,6 +36,11 @@ class Column:
         if self.time:
             return duration(value)
         return f"{value * self.factor:.{self.digits}f}"
+
+    def mean(self, values: Sequence[float]) -> str:
+        """Returns the mean of figures and their sample standard deviation, if they are not all equal."""
+        text = self.text(statistics.fmean(values))
+        return text if min(values) == max(values) else f"{text} ± {self.text(statistics.stdev(values))}"
 
 
 def _at(path: str) -> Callable[[Summary], float | None]:

@@ -228,9 +228,7 @@ def _mean(row: Mapping[str, Any], key: str, column: Column) -> tuple[str, bool]:
     if cell is None:
         unbounded = key == "epsilon" and any(each["privacy"]["noise"] == "seeded" for each in row["cells"])
         return INFINITE if unbounded else NOTHING, False
-    text = column.text(cell["mean"])
-    if cell["minimum"] != cell["maximum"]:
-        text = f"{text} ± {column.text(cell['standard_deviation'])}"
+    text = column.mean([*cell["by_seed"].values()])
     if cell["n"] < len(row["cells"]):
         text = f"{text} (n={cell['n']})"
     return text, cell["best"]
