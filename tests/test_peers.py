@@ -8,14 +8,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from support import REPOSITORY
-from test_benchmarks import benchmark
+from support import REPOSITORY, load_script
 
 
 @pytest.fixture
 def fedavg(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "peers")
-    return benchmark("peers/fedavg.py")
+    return load_script("benchmarks/peers/fedavg.py")
 
 
 def test_ratios_are_those_of_pairs_with_the_peer_of_the_shortest_rounds(fedavg: ModuleType) -> None:
