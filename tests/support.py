@@ -7,7 +7,8 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,8 @@ import torch
 import yaml
 from hypothesis import settings
 
+from fedstrata.core.error_codes import CODES
+from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
@@ -49,6 +52,40 @@ TINY_SETTINGS = {
     if name != "federation.rounds"
 }
 """The same as the argument `settings` of `fedstrata.run`, but for `rounds`."""
+
+
+@contextmanager
+def refused(
+    kind: type[FedstrataError], code: str, *, at: str | None = None, values: Sequence[object] = ()
+) -> Iterator[pytest.ExceptionInfo[FedstrataError]]:
+    """Holds that an error is raised, with a code.
+
+    Args:
+        kind: Its class.
+        code: Its code; of a `ConfigurationError` that of any of its problems.
+        at: The path of the problem, or the name of the file of a `DataError`.
+        values: Numbers and names that its message has.
+    """
+    with pytest.raises(kind) as caught:
+        yield caught
+    error = caught.value
+    found = problems_of(error)
+    assert {each for _, each in found} <= set(CODES)
+    if at is None:
+        assert code in [each for _, each in found], found
+    else:
+        assert (at, code) in found, found
+    for value in values:
+        assert str(value) in str(error)
+
+
+def problems_of(error: FedstrataError) -> list[tuple[str, str]]:
+    """Returns where each problem of an error is, and its code."""
+    if isinstance(error, ConfigurationError):
+        return [(problem.path, problem.code) for problem in error.problems]
+    if isinstance(error, DataError):
+        return [(each.path.name, each.code) for each in error.each]
+    return [("", error.code)]
 
 
 def report_nothing(patched: pytest.MonkeyPatch) -> None:

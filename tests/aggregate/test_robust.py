@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import trim_mean
-from support import examples
+from support import examples, refused
 
 from fedstrata.aggregate.changes import Changes
 from fedstrata.aggregate.robust import FACTS, cosines, krum_scores, robust_change
@@ -276,16 +276,15 @@ def test_too_few_updates_are_refused(rule: RobustRule, least: int) -> None:
     """Of a round of ten clients, which may have two hostile ones whoever is lost."""
     assert rule.needed(10) == least
     merged(random_rows(0, least), rule, clients=10)
-    with pytest.raises(
-        TrainingError, match=f"{least - 1} of a round's 10 .* {rule.rule}.* to {least} or more"
-    ):
+    values = [f"{least - 1} of", "10 updates", rule.rule, f"to {least}"]
+    with refused(TrainingError, "clients_lost", values=values):
         merged(random_rows(0, least - 1), rule, clients=10)
 
 
 def test_more_updates_that_are_not_finite_than_a_rule_reckons_with() -> None:
     rows = random_rows(0, 7)
     rows[:5] = np.nan
-    with pytest.raises(TrainingError, match=r"5 of 7 updates were not finite; krum with f = 1 cannot"):
+    with refused(TrainingError, "not_finite", values=["5 of 7 updates", "krum", "f = 1"]):
         merged(rows, KrumRule(hostile=0.1))
     result, _ = merged(rows, MedianRule())
     np.testing.assert_allclose(result, rows[5:].mean(axis=0), rtol=1e-6)
@@ -342,18 +341,21 @@ def test_a_change_is_taken_before_the_live_tensors_move_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
+    ("tensors", "code", "values"),
     [
         (
             {"a": torch.zeros(2), "b": torch.zeros(1)},
-            "client x: tensor b was sent to it or by it and not both",
+            "not_agreed",
+            ["client x", "tensor b"],
         ),
-        ({}, "client x: tensor a was sent"),
-        ({"a": torch.zeros(3)}, r"client x: tensor a came back with shape \(3,\), was sent as \(2,\)"),
+        ({}, "not_agreed", ["client x", "tensor a"]),
+        ({"a": torch.zeros(3)}, "wrong_shape", ["client x", "tensor a", "(3,)", "(2,)"]),
     ],
 )
-def test_updates_of_other_tensors_are_refused(tensors: dict[str, torch.Tensor], message: str) -> None:
-    with Changes({"a": torch.zeros(2)}, 1e9) as changes, pytest.raises(TrainingError, match=message):
+def test_updates_of_other_tensors_are_refused(
+    tensors: dict[str, torch.Tensor], code: str, values: list[str]
+) -> None:
+    with Changes({"a": torch.zeros(2)}, 1e9) as changes, refused(TrainingError, code, values=values):
         changes.add("x", Update(tensors))
 
 

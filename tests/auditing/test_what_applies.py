@@ -46,9 +46,9 @@ def test_each_attack_fits_what_a_run_sends(settings: tuple[str, ...], fitting: s
     assert bool(why_none(experiment)) == ("hidden" not in fitting)
     assert bool(own_cuts(experiment)) == ("hidden" in fitting)
     if "span" not in fitting:
-        with pytest.raises(ConfigurationError) as refused:
+        with pytest.raises(ConfigurationError) as caught:
             observe_round(source, lambda event, facts: None)
-        assert {problem.path for problem in refused.value.problems} == {"method.name"}
+        assert {problem.path for problem in caught.value.problems} == {"method.name"}
 
 
 @pytest.mark.parametrize("arguments", [(), ("run.yaml",), ("--front", "1"), ("federation.rounds=1",)])

@@ -8,7 +8,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import REPOSITORY, Call, RunTiny
+from support import REPOSITORY, Call, RunTiny, refused
+from told import assert_told
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.privacy.federation_lock import read_lock
@@ -53,8 +54,8 @@ def test_what_is_wrong_is_named_with_its_line(call: Call, run_once: RunTiny, tmp
     for verb in ("verify", "show"):
         told = call("ledger", verb, run)
         assert told.status == 1
-        assert f"{one}, line 2: it was changed after it was written" in told.err
-        assert f"{other}, line 1: it was written as line 2" in told.err
+        assert f"{one}, line 2: " in told.err
+        assert re.search(rf"{re.escape(str(other))}, line 1: .*line 2", told.err)
         assert "site-2" in told.out
     assert "1 thing left" in told.out, "what comes before is shown"
 
@@ -69,17 +70,17 @@ def test_a_head_finds_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp
     assert call("ledger", "verify", ledger).status == 0
     told = call("ledger", "verify", ledger, "--head", heads[1])
     assert told.status == 1
-    assert f"{ledger}, line 2: no line has the hash {heads[1]}" in told.err
+    assert re.search(rf"{re.escape(str(ledger))}, line 2: .* {heads[1]}", told.err)
     several = call("ledger", "verify", run, "--head", heads[0])
     assert several.status == 2
-    assert "holds 3; name one" in several.err
+    assert_told(several.err, "conflict", at="--head", values=[run, 3])
 
 
 def test_where_there_is_no_ledger_is_said(call: Call, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         told = call("ledger", "show", path)
         assert told.status == 2
-        assert f"{path} holds no ledger" in told.err
+        assert_told(told.err, "not_found", at="PATH", values=[path])
 
 
 def test_a_hostile_ledger_shows_no_control_characters(call: Call, tmp_path: Path) -> None:
@@ -119,9 +120,7 @@ def test_others_know_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp_
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-8]))
     told = call("ledger", "verify", ledger, *known, "--lock", run / "clients" / "site-1" / "federation.lock")
     assert told.status == 1
-    assert re.search(
-        r"line \d: no line has the hash \w+ \(run .*, round 2, train, .*: the ledger was cut", told.err
-    )
+    assert re.search(r"line \d: .* \w{64} \(run .*, round 2, train, ", told.err)
 
 
 def test_heads_that_the_site_has_not_signed_are_refused(
@@ -131,7 +130,8 @@ def test_heads_that_the_site_has_not_signed_are_refused(
     ledger, lock = run / "clients" / "site-2" / "egress.jsonl", run / "clients" / "site-1" / "federation.lock"
     known = run / "clients" / "site-1" / "witnessed.jsonl"
     alone = call("ledger", "verify", ledger, "--witnessed", known)
-    assert (alone.status, "--witnessed: says nothing without --lock" in alone.err) == (2, True)
+    assert alone.status == 2
+    assert_told(alone.err, "no_effect", at="--witnessed", values=["--lock"])
     texts = known.read_text().splitlines(keepends=True)
     entries = [json.loads(text) for text in texts]
     number = next(n for n, each in enumerate(entries, 1) if each["keys"]["site"] == "site-2")
@@ -139,7 +139,7 @@ def test_heads_that_the_site_has_not_signed_are_refused(
     known.write_text("".join(json.dumps(each) + "\n" for each in entries))
     told = call("ledger", "verify", ledger, "--witnessed", known, "--lock", lock)
     assert told.status == 2
-    assert f"entry {number} was not signed by the identity of 'site-2' in the lock" in told.err
+    assert_told(told.err, "not_signed", at="--witnessed", values=[f"entry {number}", "'site-2'"])
 
 
 def test_a_file_of_witnesses_that_says_nothing_of_the_client_checks_nothing_and_is_refused(
@@ -178,7 +178,8 @@ def test_a_site_that_signs_that_it_has_no_ledger_is_found(
 def test_a_head_that_is_no_hash_is_refused(call: Call, tmp_path: Path, head: str) -> None:
     (tmp_path / "egress.jsonl").touch()
     told = call("ledger", "verify", tmp_path, "--head", head)
-    assert (told.status, f"--head: must be 64 digits of 0-9 and a-f, not {head!r}" in told.err) == (2, True)
+    assert told.status == 2
+    assert_told(told.err, "wrong_form", at="--head", values=[64, repr(head)])
 
 
 def test_heads_of_another_run_are_not_looked_for(run_once: RunTiny, tmp_path: Path) -> None:
@@ -187,5 +188,5 @@ def test_heads_of_another_run_are_not_looked_for(run_once: RunTiny, tmp_path: Pa
     known, lock = site / "witnessed.jsonl", read_lock(site / "federation.lock")
     own = json.loads(known.read_text().splitlines()[0])["keys"]["sum"]["run"]
     assert len(heads_witnessed(known, "site-2", own, lock)) == 1
-    with pytest.raises(ConfigurationError, match=r"nothing that 'site-2' has signed in run another"):
+    with refused(ConfigurationError, "not_found", at="--witnessed", values=["'site-2'", "another"]):
         heads_witnessed(known, "site-2", "another", lock)

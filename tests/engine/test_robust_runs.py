@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import TINY, RunTiny, assert_same_tensors
+from support import TINY, RunTiny, assert_same_tensors, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
@@ -153,37 +153,57 @@ def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_tiny: RunTiny) -> N
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "path", "code", "values"),
     [
-        ([fedavg("medain")], r"method\.aggregation\.rule: must be one of 'mean', 'median'.*not 'medain'"),
+        ([fedavg("medain")], "method.aggregation.rule", "unknown_name", ["'mean', 'median'", "'medain'"]),
         (
             [fedavg("{hostile: 0.1}")],
-            r"aggregation\.hostile: unknown key; it belongs to rule: trimmed_mean or krum",
+            "method.aggregation.hostile",
+            "unknown_key",
+            ["trimmed_mean", "krum"],
         ),
-        ([fedavg("{rule: krum, hostile: 0.5}")], r"method\.aggregation\.hostile: must be less than 0\.5"),
+        ([fedavg("{rule: krum, hostile: 0.5}")], "method.aggregation.hostile", "out_of_range", [0.5]),
         (
             [fedavg("krum")],
-            r"aggregation: krum needs 5 updates a round \(at least 2f \+ 3, with f = 1\), and 3 ",
+            "method.aggregation",
+            "not_enough_data",
+            ["krum", "5 updates", "f = 1", "and 3 "],
         ),
-        ([fedavg("median"), "federation.sample=0.5"], r"median needs 3 updates.*and 2 clients.*takes 0\.5"),
+        (
+            [fedavg("median"), "federation.sample=0.5"],
+            "method.aggregation",
+            "not_enough_data",
+            ["median", "3 updates", "2 clients", 0.5],
+        ),
         (
             [fedavg("trimmed_mean"), "federation.min_clients=2"],
-            r"federation\.min_clients: must be at least 3, not 2: trimmed_mean needs 3 updates",
+            "federation.min_clients",
+            "out_of_range",
+            ["at least 3", "not 2", "trimmed_mean"],
         ),
         (
             [fedavg("median"), "federation.dropout=0.1"],
-            r"federation\.min_clients: must be set, to 3 or more, when clients drop out",
+            "federation.min_clients",
+            "missing",
+            ["3 or more"],
         ),
         (
             [fedavg("{rule: multi_krum, keep: 5}"), *FIVE],
-            r"aggregation\.keep: must be at most 4, n - f, not 5",
+            "method.aggregation.keep",
+            "out_of_range",
+            ["at most 4", "not 5"],
         ),
-        (["method={name: local_only, aggregation: median}"], r"a setting of layer_skipping, fedavg, fedprox"),
-        (["method={name: centralized, aggregation: median}"], r"method\.aggregation: unknown key"),
+        (
+            ["method={name: local_only, aggregation: median}"],
+            "method.aggregation",
+            "unknown_key",
+            ["layer_skipping", "fedavg", "fedprox"],
+        ),
+        (["method={name: centralized, aggregation: median}"], "method.aggregation", "unknown_key", []),
     ],
 )
-def test_what_cannot_be_is_refused(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_what_cannot_be_is_refused(overrides: list[str], path: str, code: str, values: list[object]) -> None:
+    with refused(ConfigurationError, code, at=path, values=values):
         prepare(read_source(None, [*TINY, *overrides]))
 
 
@@ -194,5 +214,5 @@ def test_a_plan_reckons_with_the_updates_that_are_held(tmp_path: Path) -> None:
         seconds=0.0,
     )
     (warning,) = (own for own in held.warnings if "word embedding" not in own)
-    assert "of the temporary folder" in warning
+    assert "temporary folder" in warning
     assert f"{5 * sum(group.bytes_up for group in held.groups) / 1e9:.3g} GB" in warning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import TINY, RunTiny
+from support import TINY, RunTiny, refused
 
 from fedstrata.core.errors import ClientsLostError, TrainingError
 from fedstrata.core.settings.source import read_source
@@ -108,16 +108,16 @@ def test_a_model_without_a_finite_loss_is_lost_to_the_round(run_tiny: RunTiny) -
     run = run_tiny(*LORA, hostile, "federation.min_clients=2", "federation.rounds=1")
     (lost,) = run.of("client_failed")
     assert lost["client"] in run.summary["corrupt"]["clients"]
-    assert "has a loss of nan" in lost["message"]
+    assert "loss of nan" in lost["message"]
     assert len(run.summary["state"]["influence"]) == 2
     assert all(torch.isfinite(tensor).all() for tensor in run.state.tensors.values())
-    with pytest.raises(ClientsLostError, match="has a loss of nan"):
+    with refused(ClientsLostError, "clients_lost", values=["loss of nan"]):
         run_tiny(*LORA, hostile, "federation.rounds=1", out="strict")
 
 
 def test_a_loss_of_nothing_is_an_error() -> None:
     experiment = prepare(read_source(None, [*TINY, *LORA]))
-    with pytest.raises(TrainingError, match="0 examples hold nothing that counts"):
+    with refused(TrainingError, "not_enough_data", values=["0 examples"]):
         mean_loss(experiment.model, experiment.task, [], experiment.settings.training)
 
 

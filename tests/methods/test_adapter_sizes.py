@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, Finished, RunTiny
+from support import TINY, Finished, RunTiny, refused
 
 from fedstrata.adapters.rank import cut, pad, product_norm, rank_axis, written
 from fedstrata.client.turn import Done, Failed, Order, Workplace
@@ -104,7 +104,8 @@ def test_devices_count_by_the_norm_of_their_adapters_or_by_their_examples(
 
 
 def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
-    with pytest.raises(ConfigurationError, match=r"method\.ranks: must be at most adapter\.rank, 4, not 16"):
+    values = ["adapter.rank, 4", "16"]
+    with refused(ConfigurationError, "out_of_range", at="method.ranks", values=values):
         run_tiny("method={name: hetlora, ranks: [2, 16]}", LORA)
 
 
@@ -174,16 +175,17 @@ def test_the_record_says_what_the_largest_of_them_trained_whoever_came_last(
 
 
 def test_a_first_size_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
-    with pytest.raises(ConfigurationError, match=r"must be at most adapter\.width, 24, not 32"):
+    values = ["adapter.width, 24", "32"]
+    with refused(ConfigurationError, "out_of_range", at="method.width", values=values):
         run_tiny("method={name: fedadaopt, width: 32}", BOTTLENECK)
-    with pytest.raises(ConfigurationError, match=r"method\.depth: must be at most 3"):
+    with refused(ConfigurationError, "out_of_range", at="method.depth", values=["most 3", "4"]):
         run_tiny("method={name: fedadaopt, depth: 4}", BOTTLENECK)
 
 
 def test_growth_needs_clients_and_validation_documents(run_tiny: RunTiny) -> None:
-    with pytest.raises(ConfigurationError, match="tries 3 configurations"):
+    with refused(ConfigurationError, "not_enough_data", at="federation.sample", values=["3 configurations"]):
         run_tiny("method={name: fedadaopt}", BOTTLENECK, "federation.sample=0.67")
-    with pytest.raises(ConfigurationError, match="scores on validation documents"):
+    with refused(ConfigurationError, "not_enough_data", at="data.split.validation"):
         run_tiny(
             "method={name: fedadaopt}", BOTTLENECK, "data.split={train: 0.8, validation: 0.0, test: 0.2}"
         )

@@ -386,22 +386,41 @@ def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "path", "part"),
+    ("overrides", "path", "code", "part"),
     [
-        (["method={name: droppeft, shared_blocks: 4}"], "method.shared_blocks", "less than 3"),
-        (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "1.0 shares all"),
-        (["method={name: droppeft, shared_blocks: 0.9}"], "method.shared_blocks", "0.9 of the model's 3"),
-        (["method={name: droppeft}", "federation.sample=0.34"], "federation.sample", "at least two devices"),
+        (
+            ["method={name: droppeft, shared_blocks: 4}"],
+            "method.shared_blocks",
+            "out_of_range",
+            "less than 3",
+        ),
+        (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "out_of_range", "not 3"),
+        (["method={name: droppeft, shared_blocks: 0.9}"], "method.shared_blocks", "out_of_range", "0.9"),
+        (
+            ["method={name: droppeft}", "federation.sample=0.34"],
+            "federation.sample",
+            "not_enough_data",
+            "droppeft",
+        ),
         (
             ["method={name: droppeft, rates: 0.3, bandit_of: device}"],
             "method",
-            "no meaning with a fixed rate",
+            "no_effect",
+            "bandit_of",
         ),
-        (["method={name: droppeft}", "adapter={kind: prefix}"], "adapter.kind", "lora or bottleneck"),
-        (["method={name: droppeft, rates: 0.99}"], "method.rates", ""),
+        (
+            ["method={name: droppeft}", "adapter={kind: prefix}"],
+            "adapter.kind",
+            "conflict",
+            "lora or bottleneck",
+        ),
+        (["method={name: droppeft, rates: 0.99}"], "method.rates", "out_of_range", ""),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(overrides: list[str], path: str, part: str) -> None:
+def test_settings_that_do_not_fit_are_refused(overrides: list[str], path: str, code: str, part: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         prepare(read_source(None, [*TINY, *overrides]))
-    assert any(problem.path.startswith(path) and part in problem.message for problem in caught.value.problems)
+    assert any(
+        problem.path.startswith(path) and problem.code == code and part in problem.message
+        for problem in caught.value.problems
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import TINY, RunTiny
+from support import TINY, RunTiny, refused
 from transformers import AutoModelForTokenClassification
 
 from fedstrata.adapters.rank import is_lora
@@ -170,7 +170,7 @@ def test_clients_of_several_ranks_send_adapters_of_several_sizes(run_tiny: RunTi
 
 
 def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
-    with pytest.raises(ConfigurationError, match=r"method\.ranks: must be at most adapter\.rank, 2, not 8"):
+    with refused(ConfigurationError, "out_of_range", at="method.ranks", values=["adapter.rank, 2", "8"]):
         run_tiny("method={name: flora, ranks: [2, 8]}", FLORA[1])
 
 
@@ -196,7 +196,7 @@ def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
     export(result, tmp_path / "out", licence=None, language=None, with_names=False)
     handed = AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
     assert all(torch.equal(tensor, saved[name]) for name, tensor in handed.state_dict().items())
-    with pytest.raises(ConfigurationError, match="--adapter: this run left no adapter: flora"):
+    with refused(ConfigurationError, "not_found", at="--adapter", values=["flora"]):
         export(result, tmp_path / "apart", licence=None, language=None, with_names=False, keep_adapter=True)
 
 
@@ -216,5 +216,5 @@ def test_what_was_merged_is_gone_when_the_shared_model_is_put_back(tmp_path: Pat
 
 
 def test_no_block_stays_as_it_was_so_nothing_can_be_cached(run_tiny: RunTiny) -> None:
-    with pytest.raises(ConfigurationError, match=r"training\.cache: 'on' needs a frozen embedding"):
+    with refused(ConfigurationError, "conflict", at="training.cache", values=["'on'"]):
         run_tiny(*FLORA, "training.cache=on")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -305,13 +307,13 @@ def test_a_write_that_fails_leaves_nothing_and_the_blocks_run(
     """A full disk, as the operating system tells it."""
 
     def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", full)
     model, told = tiny_model("llama"), []
     plain = trained(model, train_top(model.layout, 1), texts(), None)
     assert_close(trained(model, train_top(model.layout, 1), texts(), cache_in(tmp_path, told)), plain)
-    assert "No space left on device" in told[0]["reason"]
+    assert os.strerror(errno.ENOSPC) in told[0]["reason"]
     assert not list(tmp_path.iterdir())
 
 
@@ -322,7 +324,10 @@ def test_batches_padded_on_the_left_are_left_alone(tiny_model: Tiny, tmp_path: P
         tiny_model("llama"), 1, lambda: [batch], lambda _: None, "cpu"
     ) as feed:
         feed(batch)
-    assert told == [{"used": False, "reason": "its batches are not ids padded on the right"}]
+    (facts,) = told
+    assert facts.keys() == {"used", "reason"}
+    assert not facts["used"]
+    assert "padded" in facts["reason"]
 
 
 def test_a_model_whose_upper_blocks_read_more_than_the_last_output_is_left_alone(
@@ -337,7 +342,7 @@ def test_a_model_whose_upper_blocks_read_more_than_the_last_output_is_left_alone
     )
     with serving(cache_in(tmp_path, told), model, texts()):
         pass
-    assert "the loss of this model is" in told[0]["reason"]
+    assert "the loss" in told[0]["reason"]
     assert not (tmp_path / FILE).exists()
 
 

@@ -66,9 +66,9 @@ def shown_by(warnings: Sequence[str]) -> list[str]:
 
 def test_a_client_of_fewer_tokens_than_layers_are_wide_is_named() -> None:
     (warning,) = leaks_of(TOP, SGD, tokens=[MOST, MOST + 1, 500])
-    assert "layer_skipping trains by SGD" in warning
-    assert "(site-1 30), fewer than the 32 numbers that the lowest trained layers read of each" in warning
-    assert "read texts token by token" in warning
+    assert re.match("layer_skipping .* SGD", warning)
+    assert re.search(r"\(site-1 30\), .* 32 numbers", warning)
+    assert "token by token" in warning
     assert shown_by([warning]) == ["span"]
 
 
@@ -104,12 +104,12 @@ def test_of_an_adapter_the_rank_of_what_is_sent_counts() -> None:
     """Queries, keys and values read the same, so that three times the rank of each is sent of it."""
     lora = ("method={name: fedlora}", "adapter={kind: lora, rank: 2, targets: [q_proj, k_proj, v_proj]}", SGD)
     (warning,) = leaks_of(*lora, tokens=[5, 6, WIDTH - 1])
-    assert "(site-1 5), fewer than 6, the rank of what the lowest trained layers send" in warning
+    assert "(site-1 5), fewer than 6," in warning
 
 
 def test_in_an_encoder_texts_can_be_tried_and_not_read() -> None:
     (warning,) = leaks_of(TOP, SGD, BERT, tokens=[MOST, 500, 500])
-    assert "tell if a text that it guesses is there" in warning
+    assert "guesses" in warning
     assert shown_by([warning]) == []
     assert "token by token" not in warning
 
@@ -117,7 +117,7 @@ def test_in_an_encoder_texts_can_be_tried_and_not_read() -> None:
 def test_in_a_secure_sum_the_tokens_of_all_its_clients_count() -> None:
     assert leaks_of(TOP, SGD, SUMMED, tokens=[10, 11, 10]) == []
     (warning,) = leaks_of(TOP, SGD, SUMMED, tokens=[10, 10, 10])
-    assert "the secure sum of 3 clients in round 1 is made of 30 tokens" in warning
+    assert re.search("3 clients in round 1 .* 30 tokens", warning)
     assert "if not whose" in warning
     assert "site-" not in warning
     assert shown_by([warning]) == ["span"]
@@ -131,10 +131,10 @@ def test_of_sums_of_other_clients_in_every_round_the_one_of_fewest_tokens_counts
     sums = [sum(known[client] for client in clients) for clients in estimate.sampled]
     assert len(set(sums)) > 1
     (warning,) = leak_warnings(estimate)
-    assert f"3 clients in round {sums.index(min(sums)) + 1} is made of {min(sums)} tokens" in warning
+    assert re.search(rf"3 clients in round {sums.index(min(sums)) + 1} .* {min(sums)} tokens", warning)
     estimate.delivered[sums.index(min(sums))] = ["site-1"]  # of which nothing is unmasked
     (warning,) = leak_warnings(estimate)
-    assert f"is made of {sorted(sums)[1]} tokens" in warning
+    assert f" {sorted(sums)[1]} tokens" in warning
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -142,9 +142,9 @@ def test_a_method_that_sends_the_word_embedding_names_words(optimizer: str) -> N
     estimate = estimate_of(FEDAVG, f"training.optimizer={optimizer}", tokens=[500] * 3)
     (warning,) = leak_warnings(estimate)
     count = len(estimate.experiment.model.tokenizer)
-    assert "fedavg sends each client's changes of the word embedding" in warning
-    assert f"of {count:,} tokens the server can name those of site-1, site-2, site-3" in warning
-    assert "words that were read alone change" in warning
+    assert re.match("fedavg .* word embedding", warning)
+    assert re.search(f"of {count:,} tokens .* site-1, site-2, site-3", warning)
+    assert "alone change" in warning
     assert shown_by([warning]) == ["invert"]
 
 
@@ -170,14 +170,14 @@ def test_few_tokens_and_the_embedding_are_two_leaks_and_adam_leaves_the_second()
 
 def test_words_in_a_secure_sum_are_nobody_s() -> None:
     (warning,) = leaks_of(FEDAVG, SUMMED)
-    assert "all clients' summed changes of the word embedding" in warning
-    assert "if not whose they are" in warning
+    assert re.search("summed .* word embedding", warning)
+    assert "if not whose" in warning
     assert "site-" not in warning
 
 
 def test_words_of_an_embedding_that_is_the_output_layer_too_stand_out() -> None:
     (warning,) = leaks_of(FEDAVG, "task={name: lm, max_length: 32}", "data.types=null")
-    assert "the rows of words that were read change most" in warning
+    assert "change most" in warning
 
 
 def test_of_many_clients_the_first_are_named() -> None:
@@ -189,9 +189,9 @@ def test_hidden_states_without_noise_are_warned_of_by_the_blocks_in_front_of_the
     cuts = "cuts: {site-2: {front: 1, back: 1}}"
     found = leaks_of(f"method={{name: fl_llama, front: 0, back: 1, {cuts}}}", SGD, tokens=[1, 1, 1])
     assert shown_by(found) == ["hidden", "hidden"]
-    assert "of site-1, site-3 behind 0 blocks" in found[0]
+    assert re.search("site-1, site-3 .*0 blocks", found[0])
     assert "nearest embedding" in found[0]
-    assert "of site-2 behind 1 block " in found[1]
+    assert re.search("site-2 .*1 block ", found[1])
 
 
 @pytest.mark.parametrize(("scale", "warned"), [(0.0, 1), (0.1, 0)])
@@ -223,7 +223,7 @@ def test_what_the_command_warns_of_the_attack_that_it_names_does(
     told = call("plan", *chosen, "--json", "--seconds", "0")
     assert told.status == 0, told.err
     (warning,) = (each for each in json.loads(told.out)["warnings"] if "attack" in each)
-    assert re.search(r"\(site-1 \d+, site-2 \d+, site-3 \d+\), fewer than the 32 numbers", warning)
+    assert re.search(r"\(site-1 \d+, site-2 \d+, site-3 \d+\), .* 32 numbers", warning)
     shown = call("plan", *chosen, "--seconds", "0")
     assert f"warning: {warning}" in " ".join(shown.out.split())
     (attack,) = shown_by([warning])

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import REPOSITORY, TINY, RunTiny, assert_same_tensors
+from support import REPOSITORY, TINY, RunTiny, assert_same_tensors, refused
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
@@ -77,7 +77,7 @@ def a_report(tmp_path_factory: pytest.TempPathFactory) -> int:
 @pytest.mark.parametrize("name", [SIZES_VARY[0], pytest.param(SIZES_VARY[1], marks=SLOW)])
 def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> None:
     plan = plan_tiny(f"method={{name: {name}}}")
-    assert any("adapters of several sizes" in warning for warning in plan.warnings)
+    assert any("several sizes" in warning for warning in plan.warnings)
 
 
 def test_an_instruction_that_names_what_documents_say_is_planned(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_plan_counts_the_patients_of_each_client(tmp_path: Path, named: bool) 
 @pytest.mark.slow
 def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     plan = plan_tiny("method={name: droppeft}")
-    assert any("only blocks that have run" in warning for warning in plan.warnings)
+    assert any("only blocks" in warning for warning in plan.warnings)
     assert not plan_tiny("method={name: droppeft, rates: 0.0}").warnings
 
 
@@ -414,7 +414,7 @@ def test_time_and_bytes_are_the_sums_over_what_a_run_does(method: str, every: in
 
 
 def test_a_run_that_would_fail_fails_in_the_rehearsal() -> None:
-    with pytest.raises(TrainingError, match="learning_rate"):
+    with refused(TrainingError, "diverged", values=["learning_rate"]):
         plan_tiny("training.optimizer=sgd", "training.learning_rate=1e38", "training.clip_norm=null")
 
 
@@ -422,7 +422,8 @@ def test_a_run_of_one_client_without_validation_is_planned_and_warned_of() -> No
     plan = plan_tiny("data.synthetic.sites=1", "data.split={train: 0.7, validation: 0.0, test: 0.3}")
     assert list(plan.clients) == ["site-1"]
     assert plan.time["evaluate_seconds"] == 0
-    assert plan.warnings == ("no client has validation documents: rounds will not be scored",)
+    (warning,) = plan.warnings
+    assert "validation documents" in warning
 
 
 def test_the_score_a_run_is_judged_by_can_be_named(run_tiny: RunTiny) -> None:
@@ -440,16 +441,16 @@ def test_the_score_a_run_is_judged_by_can_be_named(run_tiny: RunTiny) -> None:
 @pytest.mark.parametrize(
     ("metric", "parts"),
     [
-        ("recal", ["'recal'", "did you mean 'recall'?", "f1, precision, recall"]),
-        ("f1/problems", ["did you mean 'f1/problem'?", "scores of single labels"]),
-        ("accuracy", ["'accuracy' is no score of this task", "precision"]),
+        ("recal", ["'recal'", "'recall'?", "f1, precision, recall"]),
+        ("f1/problems", ["'f1/problem'?", "single labels"]),
+        ("accuracy", ["'accuracy'", "precision"]),
     ],
 )
 def test_a_score_the_task_does_not_give_is_refused(metric: str, parts: list[str]) -> None:
     with pytest.raises(ConfigurationError) as caught:
         experiment_of(f"federation.metric={metric}")
     (problem,) = caught.value.problems
-    assert problem.path == "federation.metric"
+    assert (problem.path, problem.code) == ("federation.metric", "unknown_name")
     assert problem.origin == "the command line"
     for part in parts:
         assert part in problem.message

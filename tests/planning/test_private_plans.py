@@ -192,7 +192,7 @@ def test_hopeless_noise_is_warned_of_and_little_noise_is_not() -> None:
     little += "sigma: 0.01, delta: 0.001, expected_batch: 4, steps: 3}"
     assert not any("hopeless" in warning for warning in plan_private(little).warnings)
     (warning,) = [warning for warning in plan_private().warnings if "hopeless" in warning]
-    assert "on every trained number in a step" in warning
+    assert "trained number" in warning
 
 
 def test_without_noise_there_is_no_epsilon() -> None:
@@ -219,8 +219,8 @@ def test_epsilon_by_window_is_told_by_patient(tmp_path: Path) -> None:
     assert patients.counted == min(20, patients.units)
     assert patients.epsilon is not None and plan.privacy.epsilon is not None
     assert patients.epsilon > 2 * plan.privacy.epsilon
-    (warning,) = [each for each in plan.warnings if "privacy.unit is 'window'" in each]
-    assert f"a patient has up to {patients.units}" in warning
+    (warning,) = [each for each in plan.warnings if "privacy.unit" in each and "'window'" in each]
+    assert f"up to {patients.units}" in warning
     assert "Use unit 'patient'" in warning
 
 
@@ -263,7 +263,7 @@ def test_a_plan_says_how_joint_noise_is_shared_and_what_is_on_the_mean() -> None
     assert (made.privacy.joint["carriers"], made.privacy.joint["cost"]) == (3, 1.0)
     assert made.privacy.noise_on_mean == pytest.approx(2 / (3 * 4), rel=0.02)
     assert made.privacy.epsilon is not None
-    assert any("needs all of them" in warning for warning in made.warnings)
+    assert any("all of them" in warning for warning in made.warnings)
 
 
 @pytest.mark.slow

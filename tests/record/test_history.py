@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.record.history import (
@@ -145,7 +146,7 @@ def test_a_run_that_failed_before_it_began_has_no_summary(write_run: Any) -> Non
 def test_a_folder_without_a_run_is_refused(write_run: Any, missing: str) -> None:
     folder = write_run([])
     (folder / missing).unlink()
-    with pytest.raises(ConfigurationError, match=missing):
+    with refused(ConfigurationError, "not_found", at="", values=[missing]):
         read_history(folder)
 
 

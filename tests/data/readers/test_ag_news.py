@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -57,28 +58,29 @@ def test_json_counts_classes_from_zero(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "line", "says"),
+    ("name", "content", "line", "code", "values"),
     [
         (
             "a.csv",
             '"1","a","b"\n"5","SECRET","b"\n',
             2,
-            "the class is not one of the numbers .expected 1 to 4",
+            "out_of_range",
+            ["1 to 4"],
         ),
-        ("a.csv", '"0","SECRET","b"\n', 1, "the class is not one"),
-        ("a.csv", '"SECRET","a","b"\n', 1, "the class is not one"),
-        ("a.csv", '"1","SECRET"\n', 1, "a row of 2 fields"),
-        ("a.json", '{"0": {"ori": "SECRET", "label": "4"}}', None, "record 1: the class is not one"),
-        ("a.json", '[{"ori": "SECRET"}]', None, "record 1 lacks a text or a label"),
-        ("classes.txt", "World\nWorld\n", None, "names no classes, or one twice"),
+        ("a.csv", '"0","SECRET","b"\n', 1, "out_of_range", []),
+        ("a.csv", '"SECRET","a","b"\n', 1, "out_of_range", []),
+        ("a.csv", '"1","SECRET"\n', 1, "wrong_count", ["2 fields"]),
+        ("a.json", '{"0": {"ori": "SECRET", "label": "4"}}', None, "out_of_range", ["record 1"]),
+        ("a.json", '[{"ori": "SECRET"}]', None, "missing_column", ["record 1"]),
+        ("classes.txt", "World\nWorld\n", None, "duplicate", []),
     ],
 )
 def test_files_that_cannot_be_used(
-    tmp_path: Path, name: str, content: str, line: int | None, says: str
+    tmp_path: Path, name: str, content: str, line: int | None, code: str, values: list[object]
 ) -> None:
     (tmp_path / "a.csv").write_text(ROWS)
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=says) as raised:
+    with refused(DataError, code, values=values) as raised:
         read(tmp_path / (name if name != "classes.txt" else "a.csv"), "ag_news")
     assert (raised.value.path, raised.value.line) == (tmp_path / name, line)
     assert "SECRET" not in str(raised.value)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -63,15 +64,17 @@ def test_questions_without_answers_are_the_input_of_a_prediction(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "code", "values"),
     [
-        ({"answers": turns("SECRET")}, "not of the turns that were asked"),
-        ({"story": None}, r"data\.0\.story: must be a valid string"),
-        ({"questions": [{"turn_id": 1}]}, r"data\.0\.questions\.0\.input_text: must be set"),
+        ({"answers": turns("SECRET")}, "conflict", []),
+        ({"story": None}, "wrong_type", ["data.0.story"]),
+        ({"questions": [{"turn_id": 1}]}, "missing", ["data.0.questions.0.input_text"]),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_files_that_cannot_be_used(
+    tmp_path: Path, changes: dict[str, Any], code: str, values: list[object]
+) -> None:
     write(tmp_path / "x.json", conversation(**changes))
-    with pytest.raises(DataError, match=says) as raised:
+    with refused(DataError, code, at="x.json", values=values) as raised:
         read(tmp_path / "x.json", "coqa")
     assert "SECRET" not in str(raised.value)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -87,7 +88,7 @@ def test_rows_with_another_number_of_fields_are_left_out_and_told(
     path = rte(tmp_path / "train.tsv", "0\ta\tb\tx", "1\tSECRET with", "a break\tb\tx", "2\tc\td\ty")
     with caplog.at_level(logging.WARNING):
         assert [item.id for item in read(path, "glue")] == ["0", "2"]
-    assert "2 rows with another number of fields left out" in caplog.text
+    assert ": 2 rows" in caplog.text
     assert "SECRET" not in caplog.text
 
 
@@ -97,7 +98,7 @@ def test_rows_without_a_gold_label_are_left_out_where_others_have_one(
     path = rte(tmp_path / "train.tsv", "0\ta\tb\tx", "1\tc\td\t-", "2\te\tf\t-1", "3\tg\th\t")
     with caplog.at_level(logging.WARNING):
         assert [item.id for item in read(path, "glue")] == ["0"]
-    assert "3 rows without a label left out" in caplog.text
+    assert ": 3 rows" in caplog.text
     alone = read(rte(tmp_path / "other.tsv", "1\tc\td\t-1"), "glue")
     assert alone == [Document("1", "c", text_pair="d")]
 
@@ -133,7 +134,7 @@ def test_a_test_set_without_labels_is_what_the_settings_say(tmp_path: Path) -> N
     rte(tmp_path / "train.tsv", "0\ta\tb\tx")
     test = tmp_path / "test.tsv"
     test.write_text("index\tsentence1\tsentence2\n0\tSECRET\tb\n")
-    with pytest.raises(DataError, match=r"has no labels.*data\.unannotated: skip") as raised:
+    with refused(DataError, "not_annotated", at="test.tsv", values=["data.unannotated: skip"]) as raised:
         read(tmp_path, "glue")
     assert raised.value.path == test
     assert [item.id for item in read(tmp_path, "glue", unannotated="skip")] == ["train/0"]
@@ -142,22 +143,22 @@ def test_a_test_set_without_labels_is_what_the_settings_say(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "line", "says"),
+    ("name", "content", "line", "code", "values"),
     [
-        ("a.tsv", "index\tSECRET\tlabel\n0\tSECRET\tx\n", 1, "no columns of texts"),
-        ("a.tsv", "", None, "holds nothing"),
-        ("a.json", '{"0": {"text_a": "SECRET"}}', None, "record 1 has no fields of texts"),
-        ("a.json", '{"0": {"text_a": "x", "text_b": ["SECRET"]}}', None, "record 1 has no fields of texts"),
-        ("a.json", '["SECRET"]', None, "record 1 is str"),
-        ("a.json", '"SECRET"', None, "holds str"),
-        ("a.json", '{\n"0": SECRET}', 2, "is no JSON"),
+        ("a.tsv", "index\tSECRET\tlabel\n0\tSECRET\tx\n", 1, "missing_column", []),
+        ("a.tsv", "", None, "missing", []),
+        ("a.json", '{"0": {"text_a": "SECRET"}}', None, "missing_column", ["record 1"]),
+        ("a.json", '{"0": {"text_a": "x", "text_b": ["SECRET"]}}', None, "missing_column", ["record 1"]),
+        ("a.json", '["SECRET"]', None, "wrong_type", ["record 1", "str"]),
+        ("a.json", '"SECRET"', None, "wrong_type", ["str"]),
+        ("a.json", '{\n"0": SECRET}', 2, "not_json", []),
     ],
 )
 def test_files_that_cannot_be_used(
-    tmp_path: Path, name: str, content: str, line: int | None, says: str
+    tmp_path: Path, name: str, content: str, line: int | None, code: str, values: list[object]
 ) -> None:
     (tmp_path / name).write_text(content)
-    with pytest.raises(DataError, match=says) as raised:
+    with refused(DataError, code, values=values) as raised:
         read(tmp_path / name, "glue")
     assert (raised.value.path, raised.value.line) == (tmp_path / name, line)
     assert "SECRET" not in str(raised.value)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -34,16 +35,18 @@ def test_dialogues_alone_are_the_input_of_a_prediction(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "says"),
+    ("content", "line", "code", "values"),
     [
-        ("ID,section_text\n0,SECRET\n", 1, "has no column dialogue"),
-        ("ID,section_text,dialogue\n0,SECRET, \n", 2, "a row without a dialogue"),
-        ('dialogue\n"SECRET\n', 2, "not closed"),
+        ("ID,section_text\n0,SECRET\n", 1, "missing_column", ["dialogue"]),
+        ("ID,section_text,dialogue\n0,SECRET, \n", 2, "missing", ["dialogue"]),
+        ('dialogue\n"SECRET\n', 2, "cut_short", []),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, content: str, line: int, says: str) -> None:
+def test_files_that_cannot_be_used(
+    tmp_path: Path, content: str, line: int, code: str, values: list[object]
+) -> None:
     (tmp_path / "x.csv").write_text(content)
-    with pytest.raises(DataError, match=says) as raised:
+    with refused(DataError, code, at="x.csv", values=values) as raised:
         read(tmp_path / "x.csv", "mts_dialog")
     assert raised.value.line == line
     assert "SECRET" not in str(raised.value)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import DataError
@@ -80,29 +81,31 @@ def test_identical_copies_are_one_document_and_others_are_refused(tmp_path: Path
     path = written(tmp_path / "a.txt", f"{one}\n{same}")
     assert len(read(path, "pubtator")) == 1
     written(path, f"{one}\n{other}")
-    with pytest.raises(DataError, match=r"a\.txt, line 5: a second document 17 that differs"):
+    with refused(DataError, "duplicate", at="a.txt", values=["line 5", 17]):
         read(path, "pubtator")
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "says"),
+    ("content", "line", "code", "values"),
     [
-        ("17\t0\t5\tFever\tDisease", 1, "a document does not begin here"),
-        ("README SECRET", 1, "a document does not begin here"),
-        (article("0\t5\tFever"), 3, "a mention without a type"),
-        (article("0\t5\tFever\t "), 3, "a mention without a type"),
-        (article("5\t5\t\tDisease"), 3, "5 5 is no stretch of text"),
-        (article("0\tfive\tFever\tDisease"), 3, "malformed annotation"),
-        (article("1\t6\tFever\tDisease"), 3, r"the mention \(Disease\) does not quote the text at 1 6"),
-        (article("90\t95\tFever\tDisease"), 3, "does not quote the text at 90 95"),
-        (article() + "18\t0\t5\tFever\tDisease", 3, "belongs to another document"),
-        (article() + "17|a|SECRET", 3, "a second abstract"),
-        (article() + "17 SECRET", 3, "no line of this format"),
+        ("17\t0\t5\tFever\tDisease", 1, "out_of_order", []),
+        ("README SECRET", 1, "out_of_order", []),
+        (article("0\t5\tFever"), 3, "missing", []),
+        (article("0\t5\tFever\t "), 3, "missing", []),
+        (article("5\t5\t\tDisease"), 3, "out_of_range", ["5 5"]),
+        (article("0\tfive\tFever\tDisease"), 3, "wrong_form", []),
+        (article("1\t6\tFever\tDisease"), 3, "misquoted", ["(Disease)", "1 6"]),
+        (article("90\t95\tFever\tDisease"), 3, "misquoted", ["90 95"]),
+        (article() + "18\t0\t5\tFever\tDisease", 3, "conflict", []),
+        (article() + "17|a|SECRET", 3, "duplicate", []),
+        (article() + "17 SECRET", 3, "malformed_data", []),
     ],
 )
-def test_errors_name_the_line_and_never_the_text(tmp_path: Path, content: str, line: int, says: str) -> None:
+def test_errors_name_the_line_and_never_the_text(
+    tmp_path: Path, content: str, line: int, code: str, values: list[object]
+) -> None:
     path = written(tmp_path / "a.txt", content)
-    with pytest.raises(DataError, match=says) as raised:
+    with refused(DataError, code, values=values) as raised:
         read(path, "pubtator")
     assert (raised.value.path, raised.value.line) == (path, line)
     for secret in ("SECRET", "Fever in", "Rats had"):

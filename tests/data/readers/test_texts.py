@@ -6,7 +6,7 @@ import gzip
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
+from support import refused
 
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
@@ -61,7 +61,7 @@ def test_folders_are_sites_and_names_are_splits(tmp_path: Path) -> None:
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("about")
-    with pytest.raises(DataError, match="holds no documents"):
+    with refused(DataError, "not_enough_data", at=tmp_path.name):
         read(tmp_path, "text")
 
 

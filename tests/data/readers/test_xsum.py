@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -43,20 +44,22 @@ def test_an_article_without_a_summary_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("article", "parts", "says"),
+    ("article", "parts", "code", "values"),
     [
-        ("SECRET", None, r"10\.summary: has no line \[SN\]FIRST-SENTENCE"),
-        (ARTICLE.split("[SN]REST", maxsplit=1)[0], None, r"has no line \[SN\]RESTBODY"),
-        (ARTICLE, '{"train": ["10"], "validation": ["10"], "test": []}', "names an article in two parts"),
-        (ARTICLE, "{", rf"{LIST}, line 1: is no JSON"),
-        (ARTICLE, '{"train": ["10"]}', "is no list of a split"),
-        (ARTICLE, '{"train": [], "validation": [], "test": ["11"]}', "is in no part of XSum"),
+        ("SECRET", None, "missing", ["10.summary", "[SN]FIRST-SENTENCE"]),
+        (ARTICLE.split("[SN]REST", maxsplit=1)[0], None, "missing", ["[SN]RESTBODY"]),
+        (ARTICLE, '{"train": ["10"], "validation": ["10"], "test": []}', "duplicate", []),
+        (ARTICLE, "{", "not_json", [LIST, "line 1"]),
+        (ARTICLE, '{"train": ["10"]}', "wrong_form", []),
+        (ARTICLE, '{"train": [], "validation": [], "test": ["11"]}', "not_found", ["XSum"]),
     ],
 )
-def test_files_that_cannot_be_used(tmp_path: Path, article: str, parts: str | None, says: str) -> None:
+def test_files_that_cannot_be_used(
+    tmp_path: Path, article: str, parts: str | None, code: str, values: list[object]
+) -> None:
     (tmp_path / "10.summary").write_text(article)
     if parts is not None:
         (tmp_path / LIST).write_text(parts)
-    with pytest.raises(DataError, match=says) as raised:
+    with refused(DataError, code, values=values) as raised:
         read(tmp_path, "xsum")
     assert "SECRET" not in str(raised.value)

@@ -9,7 +9,7 @@ from itertools import groupby, islice
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
+from support import examples, refused
 
 from fedstrata.core.documents import MENTION_TYPES, MODIFIER_TYPES, MODIFIERS_OF, Document
 from fedstrata.core.errors import ConfigurationError
@@ -168,13 +168,15 @@ def test_without_the_setting_every_second_note_may_be_a_readmission() -> None:
 
 
 def test_patients_without_notes_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="notes_per_patient: 0; it must be 1 or more"):
+    with refused(ConfigurationError, "out_of_range", at="notes_per_patient", values=[0, 1]):
         generate(seed=0, sites=1, notes=4, notes_per_patient=0)
 
 
 @pytest.mark.parametrize(("sites", "notes"), [(0, 10), (-1, 10), (3, 2), (1, 0)])
 def test_impossible_sizes_are_refused(sites: int, notes: int) -> None:
-    with pytest.raises(ConfigurationError, match=str(min(sites, notes))):
+    with refused(
+        ConfigurationError, "out_of_range", at="sites" if sites < 1 else "notes", values=[min(sites, notes)]
+    ):
         generate(seed=0, sites=sites, notes=notes)
 
 

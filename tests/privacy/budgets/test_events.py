@@ -49,7 +49,7 @@ def test_twenty_runs_of_which_no_two_are_alike_compose() -> None:
 
 
 def test_a_mechanism_without_a_rule_is_no_gaussian() -> None:
-    with pytest.raises(ValueError, match="cannot be composed: laplace"):
+    with pytest.raises(ValueError, match="laplace"):
         composed([MechanismEvent("laplace", 1.0, 0.1, 5), event(5)], DELTA)
 
 
