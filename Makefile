@@ -6,7 +6,7 @@ LOCK := requirements.lock
 # In the versions that were tested, and in no others.
 INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 
-.PHONY: demo docs test test-slow test-weekly engines test-engines test-engines-all mutations check lint lock wheel clean
+.PHONY: demo docs doctest test test-slow test-weekly engines test-engines test-engines-all mutations check lint lock wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("fedstrata needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -45,12 +45,16 @@ PYTEST := OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest
 test: $(VENV)/installed-test
 	$(PYTEST) -m 'not slow and not engines' --numprocesses auto --dist worksteal
 
+# A module whose extra is not installed has no doctests here.
+doctest: $(VENV)/installed-test
+	$(PYTEST) --doctest-modules --doctest-ignore-import-errors src
+
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m 'slow and not engines and not weekly' --numprocesses auto --dist worksteal
 
 # The dearest of them, which a landing does not wait for: most of an hour.
 test-weekly: $(VENV)/installed-test
-	$(PYTEST) -m weekly --numprocesses auto --dist worksteal
+	$(PYTEST) -m weekly --hypothesis-profile weekly --numprocesses auto --dist worksteal
 
 engines: $(VENV)/installed-engines
 
@@ -73,7 +77,7 @@ lint: $(VENV)/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test
+check: lint doctest test
 
 # Every package that the targets above install, in the newest version that pyproject.toml allows.
 lock: | $(BIN)/python

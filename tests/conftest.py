@@ -16,30 +16,30 @@ import typer.testing
 from hypothesis import settings
 from nvflare_federation import NVFlareFederation, nvflare_federation
 from remote_run import Clients, Serve, serving
-from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, executed, report_nothing
+from support import (
+    REPOSITORY,
+    TINY,
+    WRITE_REPORT,
+    Call,
+    Finished,
+    RunTiny,
+    Told,
+    executed,
+    executed_once,
+)
 from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
 from weekly_tests import WEEKLY
 
 from fedstrata.cli import main as cli
 from fedstrata.data import synthetic
+from fedstrata.engine.run import Run
 
 __all__ = ["refusal", "saved", "settings_of", "tiny_model", "tokenizer_folder", "variant"]
 
-# Same examples every time, and no clock in a verdict.
-settings.register_profile("fedstrata", deadline=None, derandomize=True)
-settings.load_profile("fedstrata")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
-    """A file of tests that cannot be imported is a failure.
-
-    The collector of doctests, which comes first, skips it, and what it has half imported has no tests then.
-    """
-    report = yield
-    if report.skipped and "unable to import module" in str(report.longrepr):
-        report.outcome = "failed"
-    return report
+# Same examples every time, and no clock in a verdict. `make test-weekly` takes the other profile.
+settings.register_profile("landing", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("weekly", deadline=None, derandomize=True, max_examples=200)
+settings.load_profile("landing")
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -123,10 +123,18 @@ def data_root() -> Path:
     return root
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_reports() -> Iterator[None]:
+    """Runs in this process write no report, unless a test asks for `reports`."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Run, "_report", lambda run: None)
+        yield
+
+
 @pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs write no report, which would be half of the time of a tiny one."""
-    report_nothing(monkeypatch)
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process write their report."""
+    monkeypatch.setattr(Run, "_report", WRITE_REPORT)
 
 
 @pytest.fixture
@@ -144,13 +152,15 @@ def run_tiny(tmp_path: Path) -> RunTiny:
 def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunTiny:
     """Runs as `run_tiny` does what several tests look at and none changes: once for the same overrides.
 
-    For what a run is compared with, hence never under a patch.
+    All processes of xdist share these runs. For what a run is compared with, hence never under a patch.
     """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
     made: dict[tuple[str, ...], Finished] = {}
 
     def run(*overrides: str) -> Finished:
         if overrides not in made:
-            made[overrides] = executed(tmp_path_factory.mktemp("once") / "run", (*TINY, *overrides))
+            made[overrides] = executed_once(shared, (*TINY, *overrides))
         return made[overrides]
 
     return run

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +22,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import settings
+from filelock import FileLock
 
 from fedstrata.core.error_codes import CODES
 from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError
@@ -88,9 +91,8 @@ def problems_of(error: FedstrataError) -> list[tuple[str, str]]:
     return [("", error.code)]
 
 
-def report_nothing(patched: pytest.MonkeyPatch) -> None:
-    """Lets runs write no report, which would be half of the time of a tiny one."""
-    patched.setattr(Run, "_report", lambda run: None)
+WRITE_REPORT = Run._report
+"""Writes the report of a run, which takes longer than a tiny run itself; conftest.py turns it off."""
 
 
 @dataclass(frozen=True)
@@ -123,11 +125,6 @@ class Finished:
         ]
 
 
-def examples(count: int, **more: Any) -> settings:
-    """So many examples of a property in CI, and two fifths of them where a person waits."""
-    return settings(max_examples=count if os.environ.get("CI") else max(5, 2 * count // 5), **more)
-
-
 RunTiny = Callable[..., Finished]
 
 
@@ -156,10 +153,23 @@ def executed(
     begun = partial(resumable, folder, None, overrides, command="fedstrata run")
     source = begun() if resume else read_source(None, overrides)
     with pytest.MonkeyPatch.context() as patched:
-        if not report:
-            report_nothing(patched)
+        if report:
+            patched.setattr(Run, "_report", WRITE_REPORT)
         opened = open_run(source, folder, lambda event, facts: None, resume=resume)
         return finished(folder, opened.execute(resume=resume))
+
+
+def executed_once(shared: Path, overrides: Sequence[str]) -> Finished:
+    """Runs in the process that asks first; the others wait, and read what it left."""
+    folder = shared / hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "done").exists():
+            shutil.rmtree(folder / "run", ignore_errors=True)  # of a process that was stopped
+            executed(folder / "run", overrides)
+            (folder / "done").touch()
+    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    return finished(folder / "run", summary)
 
 
 def assert_same_tensors(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import trim_mean
-from support import examples, refused
+from support import refused
 
 from fedstrata.aggregate.changes import Changes
 from fedstrata.aggregate.robust import FACTS, cosines, krum_scores, robust_change
@@ -93,7 +93,6 @@ def attacked(draw: st.DrawFn, needed: int = 2, least: int = 0) -> tuple[np.ndarr
     return honest, draw(arrays(np.float32, (f, SIZE), elements=anything)), (f - 0.5) / n if f else 0.0
 
 
-@examples(100)
 @given(attacked(needed=2, least=1))
 def test_median_and_trimmed_mean_lie_within_the_range_of_the_honest(
     case: tuple[np.ndarray, np.ndarray, float],
@@ -106,7 +105,6 @@ def test_median_and_trimmed_mean_lie_within_the_range_of_the_honest(
         assert (result <= honest.max(axis=0)).all()
 
 
-@examples(100)
 @given(attacked(needed=2, least=3))
 def test_krum_is_one_of_the_changes_and_near_an_honest_one(
     case: tuple[np.ndarray, np.ndarray, float],
@@ -135,7 +133,6 @@ def naive_krum(rows: np.ndarray, f: int) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.integers(3, 12))
-@examples(100)
 def test_every_rule_is_what_a_naive_reference_says(seed: int, clients: int) -> None:
     rows, weights = random_rows(seed, clients), (np.arange(clients) % 3 + 1.0).tolist()
     exact, n_k = rows.astype(np.float64), np.array(weights)
@@ -228,7 +225,6 @@ def test_opposite_changes_are_left_out_and_one_of_nothing_stays() -> None:
     ],
 )
 @given(order=st.permutations(range(7)), seed=st.integers(0, 999), tie=st.booleans())
-@examples(100)
 def test_the_order_of_the_clients_decides_nothing(
     rule: RobustRule, order: list[int], seed: int, tie: bool
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from pydantic import Field
-from support import TINY_SETTINGS, report_nothing
+from support import TINY_SETTINGS
 
 import fedstrata as fs
 
@@ -53,9 +53,6 @@ class Undeclared(fs.methods.FedAvg):
         (Undeclared(), "'secret'"),
     ],
 )
-def test_what_is_wrong_with_a_method_is_found(
-    method: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report_nothing(monkeypatch)
+def test_what_is_wrong_with_a_method_is_found(method: Any, said: str) -> None:
     with pytest.raises(fs.testing.ContractError, match=said):
         fs.testing.check_method(method, settings=SETTINGS | {"task.types": SETTINGS["data.types"]})

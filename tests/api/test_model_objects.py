@@ -9,7 +9,7 @@ from typing import Any
 import own_models
 import pytest
 from peft import LoraConfig
-from support import refused, report_nothing
+from support import refused
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel
 
@@ -25,8 +25,7 @@ USUAL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report_nothing(monkeypatch)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
-from support import TINY, TINY_SETTINGS, Call, report_nothing
+from support import TINY, TINY_SETTINGS, Call
 
 import fedstrata as fs
 from fedstrata.api.options import Options, source_of
@@ -133,11 +133,8 @@ def test_an_argument_that_may_not_be_null_is_refused(name: str, tmp_path: Path) 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_given_none_clips_nothing(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_given_none_clips_nothing(call: Call, tmp_path: Path) -> None:
     """From Python as on the command line; and a use of the run may set null too."""
-    report_nothing(monkeypatch)
     tiny: dict[str, Any] = {"rounds": 1, "progress": False}
     given = fs.run({}, out=tmp_path / "null", settings={**TINY_SETTINGS, CLIP: None}, **tiny)
     usual = fs.run({}, out=tmp_path / "usual", settings=TINY_SETTINGS, **tiny)

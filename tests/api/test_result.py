@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from support import Call, refused, report_nothing
+from support import Call, refused
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import fedstrata as fs
@@ -20,17 +20,15 @@ TEXTS = ["The patient has chest pain and takes aspirin.", "No complaints."]
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> fs.Result:
     """A finished run, which no test changes."""
-    with pytest.MonkeyPatch.context() as patched:
-        report_nothing(patched)
-        return fs.run(
-            data=fs.synth(sites=3, notes=24),
-            task=fs.tasks.NamedEntityRecognition(max_length=64),
-            method=fs.methods.LayerSkipping(top=3),
-            rounds=3,
-            settings={"data.types": ["drug", "problem"], "training.learning_rate": 2e-3},
-            out=tmp_path_factory.mktemp("result") / "run",
-            progress=False,
-        )
+    return fs.run(
+        data=fs.synth(sites=3, notes=24),
+        task=fs.tasks.NamedEntityRecognition(max_length=64),
+        method=fs.methods.LayerSkipping(top=3),
+        rounds=3,
+        settings={"data.types": ["drug", "problem"], "training.learning_rate": 2e-3},
+        out=tmp_path_factory.mktemp("result") / "run",
+        progress=False,
+    )
 
 
 def test_metrics_are_those_of_the_summary(result: fs.Result) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
-from support import TINY, TINY_SETTINGS, Call, problems_of, refused, report_nothing
+from support import TINY, TINY_SETTINGS, Call, problems_of, refused
 
 import fedstrata as fs
 from fedstrata.api.inputs import documents_of
@@ -25,8 +25,7 @@ OF_DATA = "data.synthetic"
 
 
 @pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report_nothing(monkeypatch)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support import TINY_SETTINGS, problems_of, refused, report_nothing
+from support import TINY_SETTINGS, problems_of, refused
 
 import fedstrata as fs
 from fedstrata.api.inputs import documents_of
@@ -25,7 +25,6 @@ QUIET: Mapping[str, Any] = {"progress": False}
 
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report_nothing(monkeypatch)
     monkeypatch.chdir(tmp_path)
 
 

@@ -29,6 +29,7 @@ PRIVATE = (
 )
 
 
+@pytest.mark.usefixtures("reports")
 def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, tmp_path: Path) -> None:
     assert call("run", *SETTINGS, *PRIVATE, "name=audited").status == 0
     run = next((tmp_path / "runs").iterdir())
@@ -48,6 +49,7 @@ def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, t
     assert (run / "report.html").read_text() == before
 
 
+@pytest.mark.usefixtures("reports")
 def test_other_settings_than_a_runs_are_not_its_findings(call: Call, tmp_path: Path) -> None:
     assert call("run", *SETTINGS, "name=plain").status == 0
     run = next((tmp_path / "runs").iterdir())

@@ -60,6 +60,7 @@ def test_no_attack_is_made_that_is_not_named(call: Call, tmp_path: Path, argumen
     assert not (tmp_path / "audits").exists()
 
 
+@pytest.mark.usefixtures("reports")
 def test_hidden_states_that_are_never_sent_are_no_finding(call: Call, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert call("run", *SHORT, *PRIVATE, "method={name: fedavg}", "--out", str(run)).status == 0

@@ -269,7 +269,6 @@ def test_a_loss_that_is_not_a_number_exits_1_and_is_recorded(fedstrata, tmp_path
     assert last["event"] == "failed"
 
 
-@pytest.mark.usefixtures("no_report")
 def test_a_checkpoint_cut_short_exits_1_and_is_named(fedstrata, tmp_path: Path) -> None:
     arguments = ("run", config(tmp_path), *TINY, "federation.rounds=1", "--out", "run")
     assert fedstrata(*arguments)[0] == 0

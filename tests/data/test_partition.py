@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -80,7 +80,6 @@ def test_a_setting_of_another_rule_is_refused(settings: dict[str, Any], values: 
     assert all(value in error["msg"] for value in values)
 
 
-@settings(max_examples=60)
 @given(rule=RULES, seed=st.integers(0, 99), count=st.integers(100, 150), data=st.data())
 def test_every_document_goes_to_one_client_whatever_the_order(
     rule: PartitionSettings, seed: int, count: int, data: st.DataObject

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples, refused
+from support import refused
 
 from fedstrata.core.documents import Document, Span, spelling_key
 from fedstrata.core.errors import ConfigurationError, DataError
@@ -85,7 +85,6 @@ def test_forms_of_the_file(table, text: str | bytes, name: str) -> None:
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), min_size=1, max_size=20)
 
 
-@examples(60)
 @given(
     expected=st.dictionaries(NAMES.map(str.strip).filter(bool), NAMES.map(str.strip).filter(bool), min_size=1)
 )

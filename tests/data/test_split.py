@@ -5,7 +5,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import problems_of, refused
 
@@ -87,7 +87,6 @@ def test_a_site_that_joins_does_not_change_the_others() -> None:
         assert set(ids(before)[part]) <= set(ids(after)[part])
 
 
-@settings(max_examples=25)
 @given(counts=st.tuples(*[st.integers(1, 20)] * 3))
 def test_the_data_s_own_parts_are_honoured(counts: tuple[int, int, int]) -> None:
     documents = named(**dict(zip(PARTS, counts, strict=True)))

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
@@ -29,7 +29,6 @@ def corpora(draw: st.DrawFn) -> list[Document]:
     return documents
 
 
-@settings(max_examples=150)
 @given(corpora(), st.integers(1, 7), st.integers(0, 999))
 def test_budgets_are_kept_and_no_word_is_dealt_twice(
     documents: list[Document], clients: int, seed: int

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, RunTiny, assert_same_tensors, refused, report_nothing
+from support import TINY, RunTiny, assert_same_tensors, refused
 
 from fedstrata.client.site import Site
 from fedstrata.core.errors import ConfigurationError
@@ -43,9 +43,7 @@ def changes_of(folder: Path, *overrides: str) -> Changes:
 
     object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
     folder.mkdir()
-    with pytest.MonkeyPatch.context() as patched:
-        report_nothing(patched)
-        Run(experiment, folder, lambda event, facts: None, LocalEngine).execute()
+    Run(experiment, folder, lambda event, facts: None, LocalEngine).execute()
     return sent
 
 

@@ -31,8 +31,6 @@ from fedstrata.methods import METHODS
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = "data.synthetic.notes=6"
 
-pytestmark = pytest.mark.usefixtures("no_report")
-
 
 def test_drop_outs_get_the_plan_and_send_nothing(run_tiny: RunTiny) -> None:
     run = run_tiny("federation.dropout=0.4", "federation.rounds=4", "federation.evaluate_every=4")

@@ -33,8 +33,6 @@ from fedstrata.engine.run_folder import open_run
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = "data.synthetic.notes=6"
 
-pytestmark = pytest.mark.usefixtures("no_report")
-
 
 def silent(event: str, facts: Any) -> None:
     """Listens to nothing."""

@@ -156,7 +156,6 @@ def test_pooled_data_lacks_it() -> None:
     assert {document.site for document in pool.documents.all} == {"site-1", "site-2"}
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_table_names_it(tmp_path: Path) -> None:
     from fedstrata.engine.run_folder import open_run
 

@@ -31,11 +31,6 @@ SECURE = (
 SITES = ("site-1", "site-2", "site-3", "site-4")
 
 
-@pytest.fixture(autouse=True)
-def _no_report(no_report: None) -> None:
-    """Nothing here looks at one."""
-
-
 def spoilt(entries: Any, **changed: Any) -> Any:
     return tuple(each.model_copy(update=changed) for each in entries)
 

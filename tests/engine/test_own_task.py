@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import Field
-from support import finished, refused, report_nothing
+from support import finished, refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -97,11 +97,6 @@ SETTINGS = (
     "model.tokenizer=mini",
     "method={name: fedavg}",
 )
-
-
-@pytest.fixture(autouse=True)
-def own_task(monkeypatch: pytest.MonkeyPatch) -> None:
-    report_nothing(monkeypatch)
 
 
 def test_a_task_of_ones_own_runs_from_end_to_end(tmp_path: Path) -> None:

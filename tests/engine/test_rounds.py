@@ -106,7 +106,6 @@ def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> No
     assert not leftovers
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, tmp_path: Path) -> None:
     first = run_once("federation.rounds=1")
     again = open_run(
@@ -138,7 +137,6 @@ def test_a_personal_method_saves_a_model_for_every_client(run_once: RunTiny) -> 
     assert not torch.equal(*weights)
 
 
-@pytest.mark.usefixtures("no_report")
 def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: Path) -> None:
     """A client's result does not depend on who was before it: the others are left out of the second run."""
     everybody = run_once("method={name: local_only}")
@@ -170,7 +168,6 @@ def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: 
     assert with_one_only["loss"] == last["loss"]
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
     experiment = prepare(read_source(None, [*TINY]))
     before = experiment.model.snapshot(experiment.model.layout.all)

@@ -46,11 +46,6 @@ LAST = ("mask", "unmask")
 """The last before an update is summed, and the last of all."""
 
 
-@pytest.fixture(autouse=True)
-def _no_report(no_report: None) -> None:
-    """Nothing here looks at one."""
-
-
 def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str, handler: str = "") -> None:
     """Lets an exchange of these sites fail, in every sum or in those of one name."""
     answer = getattr(SumClient, exchange)

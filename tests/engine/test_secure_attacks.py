@@ -46,11 +46,6 @@ NAME: Mapping[str, JSON] = {"run": RUN, "round": 1, "handler": "train", "call": 
 TENSOR: Mapping[str, JSON] = {"name": "w", "shape": [2], "bound": 1.0}
 
 
-@pytest.fixture(autouse=True)
-def _no_report(no_report: None) -> None:
-    """Nothing here looks at one."""
-
-
 Asked = Callable[..., Done | Failed]
 
 

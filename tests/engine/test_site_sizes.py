@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import RunTiny, examples, refused
+from support import RunTiny, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.synthetic.corpus import generate
@@ -111,7 +111,6 @@ def test_a_corpus_without_test_documents_has_no_final_scores(run_tiny: RunTiny, 
 
 
 # ---- the synthetic corpus ------------------------------------------------------------------------------
-@examples(25)
 @given(st.integers(1, 12), st.integers(0, 60), st.floats(0, 10))
 def test_unequal_sites_add_up_and_none_is_empty(sites: int, more: int, imbalance: float) -> None:
     documents = generate(seed=1, sites=sites, notes=sites + more, imbalance=imbalance)

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from private_client import JOINT, PRIVATE
 from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
-from support import TINY, Finished, RunTiny, assert_same_tensors, finished, refused, report_nothing
+from support import TINY, Finished, RunTiny, assert_same_tensors, finished, refused
 
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
@@ -548,11 +548,8 @@ def test_clients_that_cannot_work_at_once_refuse_workers(
 
 
 @pytest.mark.slow
-def test_processes_end_with_the_one_that_started_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Killed in the middle of a round, which its workers cannot be told."""
-    report_nothing(monkeypatch)
     context: Any = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     run = context.Process(target=run_and_tell, args=(tmp_path / "run", writer))

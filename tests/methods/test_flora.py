@@ -200,7 +200,6 @@ def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
         export(result, tmp_path / "apart", licence=None, language=None, with_names=False, keep_adapter=True)
 
 
-@pytest.mark.usefixtures("no_report")
 def test_what_was_merged_is_gone_when_the_shared_model_is_put_back(tmp_path: Path) -> None:
     from fedstrata.engine.run_folder import open_run
 

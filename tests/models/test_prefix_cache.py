@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from stored_states import (
@@ -26,7 +26,6 @@ from stored_states import (
     texts,
     trained,
 )
-from support import examples
 from tiny_models import VARIANTS
 from torch import Tensor, nn
 
@@ -107,7 +106,7 @@ def test_what_is_below_the_first_trained_block_counts_as_frozen(tiny_model: Tiny
     assert frozen_blocks(layout, layout.all) == 0
 
 
-@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=9),
     batch=st.integers(1, 5),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
@@ -149,7 +149,6 @@ def backbone(tokenizer_folder: Path) -> tuple[Model, dict[str, Tensor]]:
     return model, everything(model)
 
 
-@settings(max_examples=30)
 @given(operations=operations)
 def test_restore_brings_back_the_base_after_any_sequence(
     backbone: tuple[Model, dict[str, Tensor]], operations: list[tuple[str, set[str]]]

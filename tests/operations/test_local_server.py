@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from local_requests import ask
-from support import examples, refused
+from support import refused
 
 from fedstrata.core.errors import ConfigurationError, LineError
 from fedstrata.operations.local_server import HTML, Answer, LocalServer
@@ -42,7 +42,6 @@ def test_who_knows_the_token_gets_the_page_and_nobody_keeps_it(server: LocalServ
 
 
 @given(st.text(alphabet=st.characters(codec="latin-1", exclude_categories=["Cc", "Zs"]), max_size=60))
-@examples(25)
 def test_nothing_is_told_without_the_token(server: LocalServer, guess: str) -> None:
     path = "/" + "".join(each if each.isascii() else f"%{ord(each):02X}" for each in guess)
     assert ask(f"http://{server.place}{path}").status == (200 if path.partition("?")[0] == "/open" else 404)

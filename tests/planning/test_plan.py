@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import REPOSITORY, TINY, RunTiny, assert_same_tensors, refused
+from support import REPOSITORY, TINY, RunTiny, assert_same_tensors, executed, refused
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
@@ -69,8 +69,7 @@ SLOW = pytest.mark.slow
 def a_report(tmp_path_factory: pytest.TempPathFactory) -> int:
     """How many bytes the report of a run like those below has."""
     folder = tmp_path_factory.mktemp("report") / "run"
-    source = read_source(None, [*SMALL, "method={name: fedavg}", "federation.rounds=3"])
-    open_run(source, folder, lambda event, facts: None, resume=False).execute()
+    executed(folder, [*SMALL, "method={name: fedavg}", "federation.rounds=3"], report=True)
     return (folder / "report.html").stat().st_size
 
 
@@ -285,7 +284,6 @@ def test_what_is_said_while_a_divided_model_trains_is_no_part_of_it() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("no_report")
 def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
     overrides = [
         *SMALL,

@@ -119,7 +119,7 @@ def test_the_product_of_client_and_batch_rates_is_rejected_by_the_closed_form() 
 
 
 @pytest.mark.slow
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12)
 @given(
     sigma=st.floats(0.5, 20),
     rate=st.floats(0.01, 0.9),

@@ -10,7 +10,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
@@ -63,7 +63,6 @@ def test_what_is_no_identity_is_named(kind: str, tmp_path: Path) -> None:
         Identity.read(path)
 
 
-@settings(max_examples=30, deadline=None)
 @given(data=st.binary(max_size=50), other=st.binary(max_size=50), bit=st.integers(0, 511))
 def test_a_signature_is_of_one_text_by_one_identity(data: bytes, other: bytes, bit: int) -> None:
     one, two = (Identity(Ed25519PrivateKey.from_private_bytes(bytes([number]) * 32)) for number in (1, 2))
@@ -97,7 +96,6 @@ NAMES = st.text(
 )
 
 
-@settings(max_examples=50, deadline=None)
 @given(st.dictionaries(NAMES, st.binary(min_size=32, max_size=32), max_size=4))
 def test_any_names_come_back(tmp_path_factory: pytest.TempPathFactory, sites: dict[str, bytes]) -> None:
     path = tmp_path_factory.getbasetemp() / "federation.lock"

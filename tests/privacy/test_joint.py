@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from support import Same, refused
@@ -51,7 +51,6 @@ def lengths(rounded: list[torch.Tensor]) -> tuple[int, int]:
     return sum(each * each for each in flat), sum(flat)
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     numbers=st.integers(1, 60),
     clip=st.floats(1e-3, 1e3),
@@ -181,7 +180,6 @@ def test_the_fewest_honest_survivors_carry_the_noise(sites: int, colluders: int)
     assert abs(squares(sites) / noise.sharing.cost**2 - count) < limit
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     sites=st.integers(3, 64),
     clip=st.floats(1e-3, 1e3),

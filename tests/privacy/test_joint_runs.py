@@ -48,11 +48,6 @@ PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federatio
 QUIET = "privacy.sigma=0"
 
 
-@pytest.fixture(autouse=True)
-def _no_report(no_report: None) -> None:
-    """Nothing here looks at one."""
-
-
 def difference(one: Finished, other: Finished) -> torch.Tensor:
     """Of all numbers of two models, float64."""
     assert one.state.tensors.keys() == other.state.tensors.keys()

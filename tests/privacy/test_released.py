@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from private_client import JOINT, PRIVATE
-from support import TINY, TINY_SETTINGS, refused, report_nothing
+from support import TINY, TINY_SETTINGS, refused
 
 import fedstrata as fs
 from fedstrata.client.turn import Done, Failed, Order
@@ -204,8 +204,7 @@ def test_every_method_of_ours_answers_for_its_halves() -> None:
 
 
 @pytest.mark.slow
-def test_the_check_of_a_method_finds_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    report_nothing(monkeypatch)
+def test_the_check_of_a_method_finds_both() -> None:
     of: Mapping[str, Any] = {n: v for n, v in TINY_SETTINGS.items() if not n.startswith("data.synthetic")}
     settings = {**of, "task.types": of["data.types"]}
     with pytest.raises(fs.testing.ContractError, match="not_private, not_summed"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, Finished, RunTiny, refused, report_nothing
+from support import TINY, Finished, RunTiny, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -172,7 +172,6 @@ def test_a_tracker_that_fails_is_given_up_with_one_message(
             raise AssertionError
 
     monkeypatch.setattr("fedstrata.record.trackers.TRACKERS", {"tensorboard": Failing})
-    report_nothing(monkeypatch)
     said: list[str] = []
     source = read_source(None, [*TINY, "report_to=[tensorboard]", "federation.rounds=3"])
     run = open_run(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support import RunTiny, problems_of, refused
 from transformers import pipeline
@@ -37,7 +37,6 @@ TEXTS = st.one_of(
     st.text(max_size=40),
     st.lists(st.sampled_from(["chest ", "pain,", "\r\n", "5mg", " ", "\n"]), max_size=150).map("".join),
 )
-FEW = settings(max_examples=60)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,6 @@ def predicted(result: Result, content: bytes, output: str) -> Iterator[Path]:
         yield Path(folder) / "out"
 
 
-@FEW
 @given(TEXTS, st.booleans())
 @example("", False)
 @example(" \r\n", True)
@@ -85,7 +83,6 @@ def test_brat_gives_back_the_bytes_of_the_text_and_the_mentions(
         assert list(document.spans) == found(result, seen)
 
 
-@FEW
 @given(TEXTS)
 @example("")
 def test_json_lines_give_back_the_text_and_the_mentions(result: Result, text: str) -> None:
@@ -101,7 +98,6 @@ def solid(text: str) -> str:
 
 
 @pytest.mark.slow  # mentions in texts that are i2b2 before are fast
-@FEW
 @given(TEXTS)
 @example("chest\r\npain, 5mg\n")
 def test_i2b2_gives_back_the_mentions_word_for_word(result: Result, text: str) -> None:
@@ -114,7 +110,6 @@ def test_i2b2_gives_back_the_mentions_word_for_word(result: Result, text: str) -
         assert spans == {(label, words) for label, words in expected if words}
 
 
-@FEW
 @given(TEXTS)
 @example("No chest pain ,\n5mg aspirin (daily).")
 def test_i2b2_texts_keep_their_tokens_and_mentions_are_widened_to_them(result: Result, text: str) -> None:

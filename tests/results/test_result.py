@@ -27,7 +27,6 @@ def logits_of(module: torch.nn.Module, tokenizer: object) -> torch.Tensor:
         return module(**batch).logits
 
 
-@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import problems_of, refused
 from torch.nn import functional as F
@@ -136,7 +136,6 @@ def test_the_single_label_loss_is_the_cross_entropy_of_documents_that_have_a_lab
     assert int(terms) == len(ONE_EACH)
 
 
-@settings(max_examples=60)
 @given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=5), seed=st.integers(0, 999))
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_pooling_and_its_gradient_are_those_of_a_loop(pooling: str, sizes: list[int], seed: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 from torch.nn import functional as F
@@ -228,7 +228,6 @@ def test_names_are_scored_by_their_words_against_the_nearest_right_one() -> None
 @given(
     truths=st.lists(st.lists(st.tuples(st.booleans(), st.floats(-9, 9)), min_size=1, max_size=4), min_size=1)
 )
-@settings(max_examples=40)
 def test_choices_are_right_where_yes_is_likelier_than_no(
     truths: list[list[tuple[bool, float]]], byte_level: Any
 ) -> None:

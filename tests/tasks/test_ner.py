@@ -8,7 +8,7 @@ from unicodedata import category, name
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from reachability import MentionsReached, mentions_reached
 from support import problems_of, refused
@@ -135,7 +135,6 @@ def own(windows: list[Window], attribute: str) -> list[Any]:
     return [value for window in windows for value in getattr(window, attribute)[window.owned].tolist()]
 
 
-@settings(max_examples=80)
 @given(documents=st.lists(annotated_words(), min_size=1, max_size=3))
 def test_gold_tags_decode_to_the_annotated_mentions(tokenizer: Any, documents: list[Document]) -> None:
     task = ner()
@@ -148,7 +147,6 @@ def test_gold_tags_decode_to_the_annotated_mentions(tokenizer: Any, documents: l
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
-@settings(max_examples=80)
 @given(document=annotated_anywhere())
 def test_tags_equal_those_of_a_loop_over_tokens(tokenizer: Any, document: Document) -> None:
     task = ner()
@@ -159,7 +157,6 @@ def test_tags_equal_those_of_a_loop_over_tokens(tokenizer: Any, document: Docume
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
-@settings(max_examples=80)
 @given(document=annotated_anywhere())
 def test_reachability_counts_what_gold_tags_do_not_give_back(tokenizer: Any, document: Document) -> None:
     task = ner()
@@ -174,7 +171,6 @@ def test_reachability_counts_what_gold_tags_do_not_give_back(tokenizer: Any, doc
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, indirect=True)
-@settings(max_examples=80)
 @given(text=annotated_words().map(lambda d: d.text), whole_words=st.booleans(), data=st.data())
 def test_any_tags_decode_as_in_a_loop_however_the_text_is_cut(
     tokenizer: Any, text: str, whole_words: bool, data: st.DataObject

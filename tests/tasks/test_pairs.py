@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 from tokenizers import processors
@@ -71,7 +71,6 @@ def bert() -> Any:
 TEXTS = st.text("ab chest pain.é😀\n", max_size=60)
 
 
-@settings(max_examples=60)
 @given(first=TEXTS, second=TEXTS, length=st.integers(8, 40))
 def test_a_pair_is_what_the_tokenizer_makes_of_it(
     bert_pairs: Any, first: str, second: str, length: int

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
@@ -29,7 +29,6 @@ def encode(texts: list[str], tokenizer: Any, max_length: int = 16, stride: int =
     )
 
 
-@settings(max_examples=60)
 @given(texts=st.lists(TEXTS, max_size=4), max_length=st.integers(10, 24), stride=st.integers(0, 5))
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_every_token_is_owned_once_and_stands_where_it_stands_in_the_text(
@@ -65,7 +64,6 @@ def test_an_overlap_is_shared_out_at_its_middle_and_seen_by_both(tokenizer: Any)
     assert shared.tolist() == second.input_ids[prefix : prefix + 4].tolist()
 
 
-@settings(max_examples=60)
 @given(text=TEXTS)
 def test_offsets_hold_no_blank_at_either_end(tokenizer: Any, text: str) -> None:
     for window in encode([text], tokenizer):

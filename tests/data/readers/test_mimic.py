@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
@@ -292,7 +292,6 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=60)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5), compressed=st.booleans())
 def test_any_text_comes_back(texts: list[str], compressed: bool) -> None:
     corpus = [

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
@@ -96,7 +96,6 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-@settings(max_examples=80)
 @given(rows=st.lists(st.tuples(CELLS, CELLS), max_size=6), ends=st.sampled_from(["\n", "\r\n"]))
 def test_any_table_comes_back(rows: list[tuple[str, str]], ends: str) -> None:
     text = io.StringIO()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import secure_federation
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from secure_federation import SHAPES, SITES, Federation, equal
 from support import refused
@@ -63,7 +63,6 @@ def test_every_subset_that_drops_out_in_one_exchange(count: int, exchange: str, 
         check(sites, {exchange: lost}, tmp_path / str(number))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_drop_outs_in_several_exchanges(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

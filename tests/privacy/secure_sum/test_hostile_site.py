@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from secure_federation import NAME, SITES, SUBJECT, Federation, equal
 from support import refused
@@ -179,7 +179,6 @@ def test_whom_fewer_accuse_than_may_lie_stays(case: Accused) -> None:
     assert left_out(case.by, case.sites) == case.out
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(4, 9), st.data())
 def test_one_site_never_convicts_another(count: int, data: st.DataObject) -> None:
     sites = SITES[:count]

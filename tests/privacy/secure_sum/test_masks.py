@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from secure_federation import NAME, SITES, SUBJECT, Federation, equal
@@ -34,7 +34,6 @@ def key_stream(seed: bytes, count: int) -> NDArray[np.uint32]:
     return np.frombuffer(cipher.update(bytes(4 * count)), dtype="<u4").astype(np.uint32)
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     sizes=st.lists(st.one_of(st.integers(0, 40), st.integers(32760, 32780), st.just(70001)), max_size=4),
     signs=st.lists(st.booleans(), min_size=1, max_size=3),

@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support import Same, refused
 
@@ -37,7 +37,6 @@ BITS = (32, 24)
 EXTREMES = [Same(0.0), Same(1.0 - 2.0**-53)]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     sites=st.integers(1, 64),

@@ -41,7 +41,7 @@ def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int, ne
         assert half != secret[:16], "whoever goes round the check learns nothing"
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 64), data=st.data())
 def test_shares_are_those_of_another_library(secret: bytes, sites: int, data: st.DataObject) -> None:
     needed = data.draw(st.integers(threshold(sites), sites))
@@ -62,7 +62,6 @@ def test_the_corner_of_64_sites() -> None:
         combine({place: shares[place] for place in range(22, 64)}, 43)
 
 
-@settings(max_examples=30, deadline=None)
 @given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 9), data=st.data())
 def test_a_share_that_was_changed_gives_another_secret(
     secret: bytes, sites: int, data: st.DataObject
