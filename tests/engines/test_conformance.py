@@ -171,13 +171,13 @@ def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None
 
 
 @pytest.fixture
-def several(run_tiny: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
-    """Runs as `run_tiny` does with several workers: those of the test's parameter `workers`."""
+def several(run_once: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
+    """Runs as `run_once` does with several workers: those of the test's parameter `workers`."""
     if workers == "ray":
         request.getfixturevalue("ray_nodes")
 
     def run(*overrides: str, out: str = "run") -> Finished:
-        return run_tiny(*overrides, f"workers={workers}", out=out)
+        return run_once(*overrides, f"workers={workers}")
 
     return run
 
@@ -349,10 +349,10 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
 
 
 @pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
-def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_tiny: RunTiny, overrides: str) -> None:
+def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_once: RunTiny, overrides: str) -> None:
     """The two of a round are shared out anew each time."""
     cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
-    run = run_tiny(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
+    run = run_once(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
     sampled = {tuple(event["exchanges"]) for event in run.of("round")}
     assert len(sampled) > 1
     assert sorted(event["client"] for event in run.of("cache")) == ["site-1", "site-2", "site-3"]
