@@ -78,20 +78,30 @@ ON_TWO_NODES = [
     for number, method in enumerate(ON_RAY)
     for other, privacy in enumerate(PRIVACY)
 ]
-EVERY = [
-    pytest.param(
-        engine,
-        run,
-        marks=() if run in FAST[engine == "remote" :] else pytest.mark.slow,
-        id=f"{engine}-{run[0]}",
-    )
-    for engine in ENGINES
-    for run in (*METHODS_OF_RUNS, *(DIVIDED if engine == "remote" else ()))
-    if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
-] + [
-    pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
-    for run in METHODS_OF_RUNS
-]
+WEEKLY = [pytest.mark.slow, pytest.mark.weekly]
+
+
+def marks_of(engine: str, number: int) -> Collection[pytest.MarkDecorator]:
+    """A landing has every run on one of the two engines, and some on both; all are run every week."""
+    if METHODS_OF_RUNS[number] in FAST[engine == "remote" :]:
+        return ()
+    elsewhere = any(setting in " ".join(METHODS_OF_RUNS[number][1:]) for setting in SIMULATED)
+    return [pytest.mark.slow] if elsewhere or number % 2 == (engine == "remote") else WEEKLY
+
+
+EVERY = (
+    [
+        pytest.param(engine, run, marks=marks_of(engine, number), id=f"{engine}-{run[0]}")
+        for engine in ENGINES
+        for number, run in enumerate(METHODS_OF_RUNS)
+        if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
+    ]
+    + [pytest.param("remote", run, marks=pytest.mark.slow, id=f"remote-{run[0]}") for run in DIVIDED]
+    + [
+        pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
+        for run in METHODS_OF_RUNS
+    ]
+)
 
 
 NVFLARE = (
