@@ -274,7 +274,7 @@ def test_files_whose_format_cannot_be_told(tmp_path: Path) -> None:
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "note.txt").write_text(TEXT)
     error = score(tmp_path / "texts", gold).exception
-    assert_refused(error, DataError, "ambiguous", at="texts", values=["*.ann, *.con, *.jsonl"])
+    assert_refused(error, DataError, "unknown_name", at="texts", values=["*.ann, *.con, *.jsonl"])
     assert_refused(score(tmp_path / "absent", gold).exception, DataError, "not_found", at="absent")
 
 
