@@ -154,12 +154,12 @@ MUTANTS = [
                 "torch._foreach_mul_(found, len(batches) / terms)",
             )
         ],
-        ["tests/split/test_training.py"],
+        ["tests/split", "tests/invariants/test_split_reductions.py"],
     ),
     Mutant(
         "a client that sent nothing counts among those that delivered",
         [("record/summary.py", 'client["bytes_up"] > 0 for', 'client["bytes_up"] >= 0 for')],
-        ["tests/record"],
+        ["tests/record", "tests/engine/test_drop_outs.py"],
     ),
     Mutant(
         "of losses the highest is chosen",
