@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from itertools import product
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
-from fedstrata.core.documents import Document, Span
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.formats import ConllSettings
@@ -28,14 +27,6 @@ def read_text(tmp_path: Path, content: str, name: str = "corpus.tsv") -> list[Do
 
 def mentions(document: Document) -> list[tuple[str, str]]:
     return [(document.text[span.start : span.end], span.label) for span in document.spans]
-
-
-def test_without_marks_every_sentence_is_a_document(tmp_path: Path) -> None:
-    content = "\n\nAdenomatous\tB-Disease\npolyposis\tI-Disease\n.\tO\n\n\nNo\tO\nfever\tB-problem\n"
-    assert read_text(tmp_path, content) == [
-        Document("corpus-1", "Adenomatous polyposis .", (Span(0, 21, "Disease"),)),
-        Document("corpus-2", "No fever", (Span(3, 8, "problem"),)),
-    ]
 
 
 @pytest.mark.parametrize("separator", ["\t", " "])
@@ -129,40 +120,6 @@ def test_tabs_allow_blanks_inside_tokens_and_blanks_allow_no_break_spaces(tmp_pa
     assert document.text == "New York 10\u00a0mg"
     (document,) = read_text(tmp_path, "10\u00a0mg B-dosage\n")
     assert mentions(document) == [("10\u00a0mg", "dosage")]
-
-
-def test_compressed_files_and_marks(tmp_path: Path) -> None:
-    content = gzip.compress("\ufeffFever\tB-problem\n".encode())
-    (tmp_path / "train.tsv.gz").write_bytes(content)
-    (document,) = read(tmp_path, "conll")
-    assert (document.id, document.text, document.metadata) == ("train/train-1", "Fever", {"split": "train"})
-    (tmp_path / "train.tsv.gz").write_bytes(content[:-9])
-    with refused(DataError, "damaged", at="train.tsv.gz"):
-        read(tmp_path, "conll")
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "code", "values"),
-    [
-        ("SECRET\n", 1, "wrong_count", ["one column"]),
-        ("a\tO\nSECRET\tNN\tO\n", 2, "wrong_count", ["3 columns", "expected 2", "line 1", "tabs"]),
-        ("a O\n\nSECRET\n", 3, "wrong_count", ["one column", "expected 2", "line 1", "blanks"]),
-        ("a\tO\nb\tSECRET\n", 2, "wrong_form", ["last column"]),
-        ("a\tB\n", 1, "wrong_form", ["last column"]),
-        ("\tO\n", 1, "missing", ["token column"]),
-        ("a\tB-x\n\nSECRET\tI-x\n", 3, "conflict", ["I-x"]),
-        ("a\tB-x\nSECRET\tI-y\n", 2, "conflict", ["I-y", "B-x"]),
-        ("a\tS-x\nSECRET\tB-x\n", 2, "conflict", ["end of", "B-x"]),
-        ("a\tS-x\nb\tB-x\nc\tO\n", 3, "conflict", ["O cannot", "B-x"]),
-    ],
-)
-def test_errors_name_the_line_and_never_the_text(
-    tmp_path: Path, content: str, line: int, code: str, values: list[object]
-) -> None:
-    with refused(DataError, code, values=values) as raised:
-        read_text(tmp_path, content)
-    assert (raised.value.path, raised.value.line) == (tmp_path / "corpus.tsv", line)
-    assert "SECRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -40,22 +40,6 @@ def related(document: Document) -> list[tuple[str, str, str]]:
     return [(words[item.head], item.label, words[item.tail]) for item in document.relations]
 
 
-def test_rows_of_one_text_are_one_document(tmp_path: Path) -> None:
-    text = "Rash and fever after aspirin."
-    content = f"7|{text}|Rash|0|4|aspirin|21|28\n7|{text}|fever|9|14|aspirin|21|28\n"
-    content += "7|No pain with codeine.|pain|3|7|codeine|13|20\n"
-    content += "8|Cough from lisinopril.|Cough|0|5|lisinopril|11|21\n"
-    first, second, third = documents_of(tmp_path, content, **ADE, **OFFSETS)
-    assert first == Document(
-        "7-1",
-        text,
-        (Span(0, 4, "effect"), Span(9, 14, "effect"), Span(21, 28, "drug")),
-        (Relation(2, 0, "causes"), Relation(2, 1, "causes")),
-    )
-    assert (second.id, third.id) == ("7-2", "8")
-    assert related(second) == [("codeine", "causes", "pain")]
-
-
 def test_offsets_of_the_whole_abstract_tell_which_of_several_places_is_meant(tmp_path: Path) -> None:
     """The sentence begins at character 100 of what the offsets count, and the drug occurs in it twice."""
     content = "7|Aspirin: rash after aspirin.|rash|109|113|aspirin|120|127\n"
@@ -105,39 +89,6 @@ def test_columns_of_types_and_patients_and_files_with_commas_and_tabs(tmp_path: 
         assert first.text == ("Rash, drug." if name == "x.csv" else '"Rash, drug."')
         assert [label for _, label, _ in related(first)] == ["causes"]
         assert (second.relations, len(second.spans), second.patient) == ((), 2, "p2")
-
-
-@pytest.mark.parametrize(
-    ("content", "settings", "line", "code", "values"),
-    [
-        ("text|head\nSECRET|x\n", {}, 1, "missing_column", ["tail", "text, head, tail"]),
-        ("text|head|tail\nSECRET|x\n", {}, 2, "wrong_count", ["2 fields"]),
-        ("text|head|tail\nSECRET| |x\n", {}, 2, "missing", ["'head'"]),
-        ("1|SECRET|a|x|1|b|2|3\n", ADE | OFFSETS, 1, "wrong_type", ["'e1'"]),
-        (" |SECRET|a|0|1|b|2|3\n", ADE | OFFSETS, 1, "missing", ["'from'"]),
-        (
-            f"{'SECRET' * 40}|x|a|0|1|b|2|3\n",
-            ADE | OFFSETS,
-            1,
-            "wrong_form",
-            ["'from'", 240],
-        ),
-        (
-            "1|a b|a|0|1|b|2|3\n2|a b|a|0|1|b|2|3\n",
-            ADE,
-            2,
-            "conflict",
-            ["line 1", "from"],
-        ),
-    ],
-)
-def test_errors_name_the_line_and_never_the_text(
-    tmp_path: Path, content: str, settings: dict[str, object], line: int, code: str, values: list[object]
-) -> None:
-    with refused(DataError, code, values=values) as raised:
-        documents_of(tmp_path, content, **settings)
-    assert (raised.value.path, raised.value.line) == (tmp_path / "x.rel", line)
-    assert "SECRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
