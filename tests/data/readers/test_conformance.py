@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import itertools
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import pytest
 from support import refused
@@ -580,6 +583,49 @@ def test_a_reader_keeps_its_contract(
     assert len(clauses) == (8 if takes_gz else 7)
     written(tmp_path, {"x.unknown": "SECRET"})
     assert fs.read(tmp_path, format, **settings) == list(documents)
+
+
+class Careless(fs.Reader):
+    """A file is a note; what it does wrong is a setting."""
+
+    suffixes: ClassVar[tuple[str, ...]] = (".note", ".note.gz")
+    flaw: Literal["mark", "ends", "count", "quote", "log", "path", "gz"] = "mark"
+
+    def read(self, path: Path, annotations: Path | None) -> Iterator[Document]:
+        """Reads one file."""
+        content = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
+        text = content.decode("utf-8" if self.flaw == "mark" else "utf-8-sig")
+        if self.flaw == "log":
+            logging.getLogger("careless").warning("read %s", text)
+        if not text.endswith("."):
+            where = path.with_name("elsewhere") if self.flaw == "path" else path
+            raise fs.DataError(where, f"no stop after {text if self.flaw == 'quote' else 'it'}")
+        number = f"-{len(text)}" if self.flaw == "ends" else f"-{next(COUNT)}" if self.flaw == "count" else ""
+        yield Document(f"n{number}", "" if self.flaw == "gz" and path.name.endswith(".gz") else text)
+
+
+COUNT = itertools.count()
+
+
+@pytest.mark.parametrize(
+    ("flaw", "words"),
+    [
+        ("mark", ["byte order mark"]),
+        ("ends", ["line ends"]),
+        ("count", ["each time"]),
+        ("quote", ["quotes the text"]),
+        ("log", ["quotes the text"]),
+        ("path", ["elsewhere"]),
+        ("gz", ["compressed"]),
+    ],
+)
+def test_a_reader_that_does_not_keep_the_contract_is_told(
+    tmp_path: Path, flaw: Any, words: list[str]
+) -> None:
+    (tmp_path / "a.note").write_text("Some cough since Monday,\nand a little fever.")
+    with pytest.raises(fs.testing.ContractError) as raised:
+        fs.testing.check_reader(Careless(flaw=flaw), tmp_path)
+    assert all(word in str(raised.value) for word in words), raised.value
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -14,10 +14,8 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.formats import ConllSettings
-from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import formats_of, read
 from fedstrata.data.readers.tags import chunks, invalid_transition
-from fedstrata.engine.check import check_settings
 
 
 def read_text(tmp_path: Path, content: str, name: str = "corpus.tsv") -> list[Document]:
@@ -139,25 +137,6 @@ def test_the_settings_say_which_columns_and_what_is_between(
     (document,) = read(tmp_path / "a.conll", "conll", formats=formats_of(corpus))
     assert [label for _, label in mentions(document)] == ["problem"]
     assert document.text.split()[-1].endswith("fever")
-
-
-@pytest.mark.parametrize(
-    ("settings", "path", "code", "values"),
-    [
-        ("{token: 0}", "data.conll.token", "out_of_range", [1, "not 0"]),
-        ("{tag: first}", "data.conll.tag", "wrong_type", ["'last'", "'first'"]),
-        ("{token: 2, tag: 2}", "data.conll", "conflict", ["both are 2"]),
-        ("{separator: ', '}", "data.conll.separator", "out_of_range", [1, "', '"]),
-    ],
-)
-def test_wrong_settings_are_one_message_with_their_place(
-    settings: str, path: str, code: str, values: list[object]
-) -> None:
-    source = read_source(None, [f"data={{format: conll, path: x, conll: {settings}}}"])
-    (problem,) = check_settings(source).problems
-    assert (problem.path, problem.code) == (path, code)
-    assert all(str(value) in str(problem) for value in values)
-    assert problem.origin == "the command line"
 
 
 def test_a_file_without_the_column_that_is_named_is_refused(tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.formats import RelationTableSettings
-from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import formats_of, read
-from fedstrata.engine.check import check_settings
 
 ADE = {
     "names": ["from", "text", "effect", "e1", "e2", "drug", "d1", "d2"],
@@ -89,37 +87,3 @@ def test_columns_of_types_and_patients_and_files_with_commas_and_tabs(tmp_path: 
         assert first.text == ("Rash, drug." if name == "x.csv" else '"Rash, drug."')
         assert [label for _, label, _ in related(first)] == ["causes"]
         assert (second.relations, len(second.spans), second.patient) == ((), 2, "p2")
-
-
-@pytest.mark.parametrize(
-    ("settings", "path", "code", "values"),
-    [
-        (
-            "{head_start: a}",
-            "data.relation_table",
-            "missing",
-            ["head_start", "head_end", "tail_start", "tail_end", "no head_end"],
-        ),
-        ("{relation: kind, relation_type: causes}", "data.relation_table", "no_effect", ["relation_type"]),
-        ("{names: [text, head]}", "data.relation_table", "unknown_name", ["'tail'", "'text', 'head'"]),
-        ("{names: []}", "data.relation_table.names", "out_of_range", [1]),
-        ("{separator: '||'}", "data.relation_table.separator", "out_of_range", [1, "'||'"]),
-        ("{unfound: keep}", "data.relation_table.unfound", "unknown_name", ["'refuse'", "'skip'", "'keep'"]),
-        ("{heads: x}", "data.relation_table.heads", "unknown_key", ["'head'"]),
-    ],
-)
-def test_wrong_settings_are_one_message_with_their_place(
-    settings: str, path: str, code: str, values: list[object]
-) -> None:
-    data = f"data={{format: relation_table, path: x, relation_table: {settings}}}"
-    (problem,) = check_settings(read_source(None, [data])).problems
-    assert (problem.path, problem.code) == (path, code)
-    assert all(str(value) in str(problem) for value in values)
-    assert problem.origin == "the command line"
-
-
-def test_the_section_belongs_to_its_format() -> None:
-    data = "data={format: conll, path: x, relation_table: {head: y}}"
-    (problem,) = check_settings(read_source(None, [data])).problems
-    assert (problem.path, problem.code) == ("data", "no_effect")
-    assert "data.relation_table" in problem.message
