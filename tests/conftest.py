@@ -26,6 +26,7 @@ from support import (
     Told,
     executed,
     executed_once,
+    files_of,
 )
 from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
 from weekly_tests import WEEKLY
@@ -149,10 +150,11 @@ def run_tiny(tmp_path: Path) -> RunTiny:
 
 
 @pytest.fixture(scope="session")
-def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunTiny:
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunTiny]:
     """Runs as `run_tiny` does what several tests look at and none changes: once for the same overrides.
 
-    All processes of xdist share these runs. For what a run is compared with, hence never under a patch.
+    All processes of xdist share these runs; one whose files were changed is an error at the end. For what a
+    run is compared with, hence never under a patch.
     """
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
@@ -163,7 +165,9 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunTiny:
             made[overrides] = executed_once(shared, (*TINY, *overrides))
         return made[overrides]
 
-    return run
+    yield run
+    for overrides, done in made.items():
+        assert files_of(done.folder) == (done.folder.parent / "done").read_text(), overrides
 
 
 @pytest.fixture(scope="session")

@@ -159,6 +159,12 @@ def executed(
         return finished(folder, opened.execute(resume=resume))
 
 
+def files_of(folder: Path) -> str:
+    """Returns the names, sizes and times of change of all files in a folder."""
+    found = ((path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found)
+
+
 def executed_once(shared: Path, overrides: Sequence[str]) -> Finished:
     """Runs in the process that asks first; the others wait, and read what it left."""
     folder = shared / hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
@@ -167,7 +173,7 @@ def executed_once(shared: Path, overrides: Sequence[str]) -> Finished:
         if not (folder / "done").exists():
             shutil.rmtree(folder / "run", ignore_errors=True)  # of a process that was stopped
             executed(folder / "run", overrides)
-            (folder / "done").touch()
+            (folder / "done").write_text(files_of(folder / "run"))
     summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
     return finished(folder / "run", summary)
 

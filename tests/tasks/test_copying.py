@@ -131,7 +131,8 @@ def expected(examples: list[Any]) -> list[tuple[str, tuple[Span, ...]]]:
     """The text of each example, and what the slow decoder finds in it."""
     prompts = [tokenizer().decode(each.input_ids[: each.prompt]) for each in examples]
     texts = [
-        prompt.partition("Mentions: ")[2].rpartition("\nMarked:")[0].replace("&lt;", "<") for prompt in prompts
+        prompt.partition("Mentions: ")[2].rpartition("\nMarked:")[0].replace("&lt;", "<")
+        for prompt in prompts
     ]
     return [
         (text, slow(module(), text, each.input_ids[: each.prompt]))
