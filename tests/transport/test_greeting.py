@@ -62,7 +62,7 @@ def test_who_asks_what_is_trained_is_told_at_once_that_nobody_answers() -> None:
         settings_of(address, "north", None, None, Timing(reconnect=0.5), warned.append)
     (told,) = warned
     assert address in told
-    assert told.endswith("0.5 s: nobody listens there")
+    assert "0.5 s" in told
 
 
 def test_what_is_no_server_of_ours_is_named() -> None:
