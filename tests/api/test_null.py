@@ -135,7 +135,8 @@ def test_a_run_that_is_given_none_clips_nothing(call: Call, run_once: RunTiny, t
     given = fs.run(
         {}, out=tmp_path / "null", settings={**TINY_SETTINGS, CLIP: None}, rounds=1, progress=False
     )
-    line = [*TINY, "federation.rounds=1", f"{CLIP}=null", "--out", str(tmp_path / "line")]
+    (tmp_path / "empty.yaml").write_text("{}\n")
+    line = ["empty.yaml", *TINY, "federation.rounds=1", f"{CLIP}=null", "--out", str(tmp_path / "line")]
     assert call("run", *line).status == 0
     usual = run_once("federation.rounds=1").folder
     kept = [read_source(own / "config.yaml", []).values for own in (given.folder, tmp_path / "line", usual)]

@@ -39,7 +39,8 @@ NAMES = ("problem", "test", "treatment", "drug")
 
 def scored(gold: Any, found: Any, against: Any = None, **options: Any) -> dict[str, Any]:
     """Everything about one system or two."""
-    return fs.score(gold, found, against, **options).as_json()
+    content: dict[str, Any] = json.loads(json.dumps(fs.score(gold, found, against, **options).as_json()))
+    return content
 
 
 def half(notes: Sequence[fs.Document]) -> list[fs.Document]:
@@ -188,7 +189,7 @@ def run(run_once: RunTiny) -> Finished:
     return run_once("federation.rounds=1", "training.learning_rate=1e-9")
 
 
-def tested(run: Finished, notes: Sequence[fs.Document]) -> list[fs.Document]:
+def of_test_part(run: Finished, notes: Sequence[fs.Document]) -> list[fs.Document]:
     """The notes that a run is tested on."""
     clients = json.loads((run.folder / "documents.json").read_text()).values()
     names = {name for own in clients for name in own["test"]}
@@ -207,14 +208,14 @@ def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, run_once
         (system,) = scored(notes, found, run=own.folder, part="test", resamples=10)["systems"]
         assert system["mentions"]["scores"] == own.summary["metrics"]["global"]
         assert system["mentions"]["scores"]["lenient_f1"] > 0.0
-    gold, found = tested(run, notes), tested(run, found)
+    gold, found = of_test_part(run, notes), of_test_part(run, found)
     for options in ({"types": NAMES}, {"run": run.folder}):
         (system,) = scored(gold, found, resamples=10, **options)["systems"]
         assert system["mentions"]["scores"] == run.summary["metrics"]["global"]
 
 
 def test_a_run_and_a_part_that_cannot_be_used_are_refused(run: Finished, tmp_path: Path) -> None:
-    gold = tested(run, generate(seed=0, sites=3, notes=12))
+    gold = of_test_part(run, generate(seed=0, sites=3, notes=12))
     wrong: list[tuple[dict[str, Any], str, str, list[object]]] = [
         ({"run": run.folder, "part": "train"}, "part", "missing", ["train", run.folder, "'site-"]),
         ({"part": "test"}, "part", "no_effect", []),

@@ -349,7 +349,7 @@ def test_what_has_not_finished_all_its_rounds_is_not_taken_as_finished(tmp_path:
         finish(folder, f"seed={seed}", validation=0.5, summary=summary, rounds=rounds)
     lock(tmp_path)
     ((trials,),) = [row.trials.values() for row in checked(tmp_path, BASE, "sweep.seeds=[0,1]")._rows]
-    assert [(trial.begun, trial.summary()) for trial in trials] == [(True, None)] * 2
+    assert [(trial.begun, trial.summary()) for trial in trials.values()] == [(True, None)] * 2
 
 
 def test_runs_side_by_side_share_the_cores_and_change_no_threads(
