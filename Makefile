@@ -65,11 +65,11 @@ test-engines: $(VENV)/installed-engines
 test-engines-all: $(VENV)/installed-engines
 	$(PYTEST) -m engines tests/engines
 
-# Whether the tests of privacy see a mistake in what they guard; once a week, and before a release: most of an hour. All scripts run,
-# whatever one finds.
+# Whether tests see a mistake in what they guard; once a week, and before a release: more than an hour. All scripts run, whatever one
+# finds.
 mutations: $(VENV)/installed-test
-	status=0; for script in mutations secure_sum_mutations budget_mutations joint_noise_mutations; do \
-		$(BIN)/python benchmarks/privacy/$$script.py || status=1; done; exit $$status
+	status=0; for script in privacy/mutations privacy/secure_sum_mutations privacy/budget_mutations privacy/joint_noise_mutations \
+		reliability/suite_mutations; do $(BIN)/python benchmarks/$$script.py || status=1; done; exit $$status
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

@@ -35,7 +35,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, product
@@ -371,6 +371,8 @@ def supervise(folder: Path, poll: float, command: Sequence[str]) -> None:
         write(folder / "process", str(os.getpid()))
         os.nice(19)
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+        with suppress(OSError):  # Linux compares priorities within a session, and sessions by this number
+            Path("/proc/self/autogroup").write_text("19", encoding="utf-8")
         child = subprocess.Popen(command, pass_fds=[lock.fileno()])
         peak, ran, own = 0.0, 0.0, psutil.Process()
         while (status := child.poll()) is None:

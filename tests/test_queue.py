@@ -140,6 +140,18 @@ def test_a_comparison_s_table_is_kept_by_row_and_seed(tmp_path: Path) -> None:
     assert "| a, x | 0, 1 | 60.0 ± 14.1 | 0.6 ± 0.1 |" in page
 
 
+def test_a_row_has_the_lowest_priority_within_its_session_and_among_sessions(tmp_path: Path) -> None:
+    told = (
+        "import json, os; print(json.dumps({'policy': os.sched_getscheduler(0), "
+        "'sessions': open('/proc/self/autogroup').read().split()[-1]}))"
+    )
+    if not Path("/proc/self/autogroup").exists():
+        pytest.skip("this kernel compares processes of all sessions")
+    queue = Background(tmp_path, [row("one", f'python -c "{told}"')])
+    queue.call("run")
+    assert queue.result("one")["measured"] == {"policy": os.SCHED_IDLE, "sessions": "19"}
+
+
 def test_paused_nothing_goes_on(tmp_path: Path) -> None:
     queue = Background(tmp_path, [row("long", "python steps.py {out} 40")])
     with queue.start() as running:

@@ -81,6 +81,20 @@ def test_an_adapter_changes_nothing_and_alone_can_train(
     assert torch.equal(answers(model), before)
 
 
+@pytest.mark.parametrize(("alpha", "scale"), [(None, 2.0), (3.0, 1.5)])
+def test_alpha_over_rank_scales_what_lora_adds(tiny_model: Make, alpha: float | None, scale: float) -> None:
+    settings = LoraSettings(kind="lora", rank=2, alpha=alpha)
+    model = attach(tiny_model("llama", "causal-lm"), settings, kind="causal-lm", seed=Seed(1))
+    shake(model)
+    tensors = {name: value.clone() for name, value in model.tensors(model.layout.all).items()}
+    first = next(name for name in tensors if ".lora_A." in name)
+    product = tensors[first.replace(".lora_A.", ".lora_B.")] @ tensors[first]
+    path = first.partition(".lora_A.")[0].removeprefix("base_model.model.")
+    before = model.module.get_parameter(f"base_model.model.{path}.base_layer.weight").clone()
+    after = merge(model).get_parameter(f"{path}.weight")
+    torch.testing.assert_close(after - before, scale * product)
+
+
 def test_every_parameter_of_an_adapter_gets_a_gradient(tiny_model: Make) -> None:
     for settings in (LORA, BOTTLENECK, PREFIX):
         model = attach(

@@ -124,7 +124,7 @@ class Lines(fs.Reader):
 
     def read(self, path: Path, annotations: Path | None) -> list[fs.Document]:
         """Reads one file."""
-        rows = (line.split(self.bar, 1) for line in path.read_text(encoding="utf-8").splitlines())
+        rows = (line.split(self.bar, 1) for line in path.read_text(encoding="utf-8-sig").splitlines())
         return [
             fs.Document(f"{path.stem}-{n}", text, labels=(label,)) for n, (label, text) in enumerate(rows)
         ]

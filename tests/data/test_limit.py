@@ -72,29 +72,6 @@ def test_which_documents_are_kept_goes_by_the_seed_and_their_ids_alone() -> None
     assert limit(Split(train=documents), 4, Seed(1)).train != kept
 
 
-@pytest.mark.parametrize(
-    ("data", "path", "code", "values"),
-    [
-        ("{format: jsonl, path: x, limit: 0}", "data.limit", "out_of_range", [1, "not 0"]),
-        ("{format: jsonl, path: x, limit: few}", "data.limit", "wrong_type", ["'few'"]),
-        ("{limit: 4}", "data", "no_effect", ["data.limit", "'synthetic'", "data.synthetic.notes"]),
-        (
-            "{format: jsonl, path: x, external: {y: {format: jsonl, path: z, limit: 3}}}",
-            "data.external.y.limit",
-            "unknown_key",
-            [],
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_one_message_with_its_place(
-    data: str, path: str, code: str, values: list[object]
-) -> None:
-    (problem,) = check_settings(read_source(None, [f"data={data}"])).problems
-    assert (problem.path, problem.code) == (path, code)
-    assert all(str(value) in str(problem) for value in values)
-    assert problem.origin == "the command line"
-
-
 @pytest.mark.slow
 def test_plan_record_terminal_and_report_say_so(run_tiny: RunTiny, notes: Path) -> None:
     data = f"data={{format: jsonl, path: {notes / 'notes'}, {TYPES}, limit: 3}}"

@@ -71,8 +71,8 @@ def test_what_a_run_leaves_is_enough_to_use_its_model(run_tiny: RunTiny, one_eac
     assert (task.metric, task.head_type) == ("accuracy", model.config.problem_type)
 
 
-def test_words_that_give_labels_away_are_learnt(run_tiny: RunTiny, one_each: Path) -> None:
-    run = run_tiny(
+def test_words_that_give_labels_away_are_learnt(run_once: RunTiny, one_each: Path) -> None:
+    run = run_once(
         *CODES, single(one_each), "federation.rounds=4", "training.epochs=3", "training.learning_rate=0.01",
         "task.max_length=32", "method={name: fedavg}", "federation.evaluate_every=4",
     )  # fmt: skip
@@ -98,12 +98,12 @@ def test_storing_what_frozen_blocks_give_takes_no_more_windows_at_a_time_than_sc
     assert max(rows) == 4
 
 
-def test_frozen_output_of_several_windows_is_the_same_from_the_file(run_tiny: RunTiny) -> None:
+def test_frozen_output_of_several_windows_is_the_same_from_the_file(run_once: RunTiny) -> None:
     common = [
         *CODES, "training.epochs=3", "method={name: layer_skipping, top: 1}", "model.dtype=float32",
         "federation.rounds=1", "data.synthetic.notes=6",
     ]  # fmt: skip
-    runs = [run_tiny(*common, f"training.cache={cache}", out=cache) for cache in ("on", "off")]
+    runs = [run_once(*common, f"training.cache={cache}") for cache in ("on", "off")]
     assert any(facts["used"] for facts in runs[0].of("cache"))
     torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
 

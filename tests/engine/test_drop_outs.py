@@ -32,8 +32,8 @@ LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = "data.synthetic.notes=6"
 
 
-def test_drop_outs_get_the_plan_and_send_nothing(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.dropout=0.4", "federation.rounds=4", "federation.evaluate_every=4")
+def test_drop_outs_get_the_plan_and_send_nothing(run_once: RunTiny) -> None:
+    run = run_once("federation.dropout=0.4", "federation.rounds=4", "federation.evaluate_every=4")
     lost = {(event["round"], event["client"]) for event in run.of("client_failed")}
     worked = {(event["round"], event["client"]) for event in run.of("client")}
     assert lost
@@ -78,8 +78,8 @@ def test_a_round_that_drop_outs_leave_too_small_changes_nothing(tmp_path: Path) 
             )
 
 
-def test_every_client_may_drop_out_of_a_round(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.dropout=0.999999", "federation.rounds=1")
+def test_every_client_may_drop_out_of_a_round(run_once: RunTiny) -> None:
+    run = run_once("federation.dropout=0.999999", "federation.rounds=1")
     assert run.of("round")[0]["failed"] == ["site-1", "site-2", "site-3"]
     assert run.of("round")[0]["abandoned"]
     sent = run.summary["communication"]
@@ -173,9 +173,9 @@ def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
     assert "of 2 rounds abandoned" in text
 
 
-def test_with_nobody_lost_the_settings_change_nothing(run_tiny: RunTiny) -> None:
-    plain = run_tiny(LOCAL_HEAD, FEW, out="plain")
-    guarded = run_tiny(LOCAL_HEAD, FEW, "federation={rounds: 2, min_clients: 2, dropout: 0.0}", out="guarded")
+def test_with_nobody_lost_the_settings_change_nothing(run_once: RunTiny) -> None:
+    plain = run_once(LOCAL_HEAD, FEW)
+    guarded = run_once(LOCAL_HEAD, FEW, "federation={rounds: 2, min_clients: 2, dropout: 0.0}")
     assert_same_tensors(plain.state.tensors, guarded.state.tensors)
     assert plain.rounds_but_for_machine() == guarded.rounds_but_for_machine()
     assert plain.summary["metrics"] == guarded.summary["metrics"]

@@ -94,8 +94,8 @@ def test_with_models_of_their_own_its_score_is_their_mean(run_tiny: RunTiny, not
     assert run.summary["metrics"]["external"]["site-4"]["f1"] == pytest.approx(fmean(scores))
 
 
-def test_a_site_can_be_held_out_of_any_division(run_tiny: RunTiny, notes: Path) -> None:
-    run = run_tiny(
+def test_a_site_can_be_held_out_of_any_division(run_once: RunTiny, notes: Path) -> None:
+    run = run_once(
         data(notes / "four", "site-2", "site-4"), "partition={by: iid, clients: 3}", "federation.rounds=1"
     )
     assert list(run.summary["metrics"]["clients"]) == ["client-01", "client-02", "client-03"]

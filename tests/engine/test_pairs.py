@@ -90,13 +90,13 @@ def test_a_run_on_pairs_and_the_predictions_of_its_model(
 
 
 def test_a_model_with_token_types_learns_from_the_file_of_its_frozen_blocks(
-    run_tiny: RunTiny, rte: Path, bert_tokenizer: Path
+    run_once: RunTiny, rte: Path, bert_tokenizer: Path
 ) -> None:
     common = [
         *PAIRS, data(rte), BERT, f"model.tokenizer={bert_tokenizer}", "model.dtype=float32",
         "training.epochs=2", "federation.rounds=1", "method={name: layer_skipping, top: 1}",
     ]  # fmt: skip
-    runs = [run_tiny(*common, f"training.cache={cache}", out=cache) for cache in ("on", "off")]
+    runs = [run_once(*common, f"training.cache={cache}") for cache in ("on", "off")]
     assert any(facts["used"] for facts in runs[0].of("cache"))
     torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
 

@@ -34,9 +34,9 @@ def test_a_run_learns_what_is_annotated_where(run_tiny: Any) -> None:
     assert cells == [["no", "yes", "no"], ["yes", "no", "yes"]], "of drug, problem and test"
 
 
-def test_a_client_of_which_nothing_can_be_scored_has_no_score(run_tiny: Any) -> None:
+def test_a_client_of_which_nothing_can_be_scored_has_no_score(run_once: Any) -> None:
     strange = "data.annotates={site-1: ['401.9'], site-2: [drug, problem, test]}"
-    finished = run_tiny("data.synthetic={sites: 2, notes: 12}", "federation.rounds=1", strange)
+    finished = run_once("data.synthetic={sites: 2, notes: 12}", "federation.rounds=1", strange)
     metrics = finished.summary["metrics"]
     assert not metrics["clients"]["site-1"]
     assert metrics["mean_client"] == metrics["clients"]["site-2"]

@@ -172,10 +172,10 @@ def test_the_code_of_the_card_relates_a_pair(
 
 
 def test_notes_that_say_nothing_of_relations_are_neither_trained_on_nor_scored(
-    run_tiny: RunTiny, notes: Path
+    run_once: RunTiny, notes: Path
 ) -> None:
     split = "data.split={train: 0.5, validation: 0.25, test: 0.25}"
-    whole = run_tiny(*of(notes), split, "federation.rounds=1", out="whole")
+    whole = run_once(*of(notes), split, "federation.rounds=1")
     sizes = {event["client"]: event["examples"] for event in whole.of("client")}
     # Two drugs and two doses are four pairs. Six of north's notes are trained on, and of south's nine at most
     # as many as do not lack relations.
@@ -184,9 +184,9 @@ def test_notes_that_say_nothing_of_relations_are_neither_trained_on_nor_scored(
     assert sizes["south"] < 36
 
 
-def test_frozen_blocks_are_stored_and_training_gives_the_same(run_tiny: RunTiny, notes: Path) -> None:
+def test_frozen_blocks_are_stored_and_training_gives_the_same(run_once: RunTiny, notes: Path) -> None:
     common = [*of(notes), "training.epochs=2", "federation.rounds=1"]
-    runs = [run_tiny(*common, f"training.cache={cache}", out=cache) for cache in ("on", "off")]
+    runs = [run_once(*common, f"training.cache={cache}") for cache in ("on", "off")]
     assert any(facts["used"] for facts in runs[0].of("cache"))
     torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
 
@@ -209,10 +209,10 @@ def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, notes: Path, 
         run_tiny("federation.rounds=3", out="short", resume=True)
 
 
-def test_a_run_is_planned_as_it_then_runs(run_tiny: RunTiny, notes: Path) -> None:
+def test_a_run_is_planned_as_it_then_runs(run_once: RunTiny, notes: Path) -> None:
     overrides = [*of(notes), "federation.rounds=1"]
     plan = make_plan(read_source(None, [*TINY, *overrides]), seconds=0.0)
-    run = run_tiny(*overrides)
+    run = run_once(*overrides)
     examples = {name: own.examples for name, own in plan.clients.items()}
     assert examples == {event["client"]: event["examples"] for event in run.of("client")}
 

@@ -79,9 +79,9 @@ def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
         ),
     ],
 )
-def test_a_client_that_sends_a_thousandfold_negative_is_withstood(run_tiny: RunTiny, rule: str) -> None:
+def test_a_client_that_sends_a_thousandfold_negative_is_withstood(run_once: RunTiny, rule: str) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: sign_flip, strength: 1000.0}"
-    run = run_tiny(fedavg(rule), corrupt, *FIVE)
+    run = run_once(fedavg(rule), corrupt, *FIVE)
     (hostile,) = run.summary["corrupt"]["clients"]
     for event in run.of("round"):
         facts = event["state"]["aggregation"]
@@ -96,11 +96,11 @@ def test_a_client_that_sends_a_thousandfold_negative_is_withstood(run_tiny: RunT
 
 
 @pytest.mark.slow
-def test_fedtlu_merges_blocks_of_what_a_rule_makes(run_tiny: RunTiny) -> None:
+def test_fedtlu_merges_blocks_of_what_a_rule_makes(run_once: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: sign_flip, strength: 1000.0}"
     for portion in ("0.34", "schedule"):
         method = f"method={{name: fedtlu, portion: {portion}, aggregation: krum}}"
-        run = run_tiny(method, corrupt, *FIVE, out=portion)
+        run = run_once(method, corrupt, *FIVE)
         (hostile,) = run.summary["corrupt"]["clients"]
         states = [event["state"] for event in run.of("round")]
         assert all(state["aggregation"]["chosen"] != [hostile] for state in states)
@@ -111,19 +111,19 @@ def test_fedtlu_merges_blocks_of_what_a_rule_makes(run_tiny: RunTiny) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rule", ["median", "{rule: multi_krum, keep: 1}"])
-def test_fedtlu_with_every_block_and_a_rule_is_fedavg_with_it(run_tiny: RunTiny, rule: str) -> None:
+def test_fedtlu_with_every_block_and_a_rule_is_fedavg_with_it(run_once: RunTiny, rule: str) -> None:
     sgd = ("training.optimizer=sgd", "training.learning_rate=0.1", *FIVE)  # AdamW would make rounding larger
     runs = [
-        run_tiny(f"method={{name: {method}, aggregation: {rule}}}", *sgd, out=str(number))
-        for number, method in enumerate(("fedavg", "fedtlu, portion: 1.0"))
+        run_once(f"method={{name: {method}, aggregation: {rule}}}", *sgd)
+        for method in ("fedavg", "fedtlu, portion: 1.0")
     ]
     for name, tensor in runs[0].state.tensors.items():
         torch.testing.assert_close(tensor, runs[1].state.tensors[name], rtol=1e-4, atol=1e-6)
 
 
-def test_updates_that_are_not_finite_are_left_out_and_recorded(run_tiny: RunTiny) -> None:
+def test_updates_that_are_not_finite_are_left_out_and_recorded(run_once: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: scale, strength: 1e45}"
-    run = run_tiny(fedavg("trimmed_mean"), corrupt, *FIVE)
+    run = run_once(fedavg("trimmed_mean"), corrupt, *FIVE)
     assert run.of("round")[1]["state"]["aggregation"]["not_finite"] == run.summary["corrupt"]["clients"]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.tensors.values())
 
@@ -142,9 +142,9 @@ def test_resumed_is_uninterrupted_and_memory_changes_nothing(run_tiny: RunTiny, 
         assert len(whole.state.values["aggregation"]["medians"]) == 3
 
 
-def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_tiny: RunTiny) -> None:
+def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> None:
     overrides = ("federation.dropout=0.5", "federation.min_clients=3", "federation.rounds=6", *FIVE)
-    run = run_tiny(fedavg("median"), *overrides, "federation.evaluate_every=6")
+    run = run_once(fedavg("median"), *overrides, "federation.evaluate_every=6")
     rounds = run.of("round")
     assert {event["abandoned"] for event in rounds} == {True, False}
     for event in rounds:

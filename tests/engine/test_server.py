@@ -96,8 +96,8 @@ def test_trying_models_does_not_change_how_clients_train(run_tiny: RunTiny, monk
     assert losses[0] == losses[1]
 
 
-def test_the_time_it_takes_is_scoring_and_no_training(run_tiny: RunTiny) -> None:
-    run = run_tiny(*LORA, "federation.rounds=1", "federation.evaluate_every=9")
+def test_the_time_it_takes_is_scoring_and_no_training(run_once: RunTiny) -> None:
+    run = run_once(*LORA, "federation.rounds=1", "federation.evaluate_every=9")
     (event,) = run.of("round")
     assert event["evaluate_seconds"] > 0
     assert event["train_seconds"] + event["evaluate_seconds"] <= event["seconds"]
@@ -128,8 +128,8 @@ def test_a_loss_of_nothing_is_an_error() -> None:
         pytest.param("{name: classify, max_length: 64, stride: 8}", marks=pytest.mark.slow),
     ],
 )
-def test_any_task_has_such_a_loss(run_tiny: RunTiny, task: str) -> None:
-    run = run_tiny(*LORA, f"task={task}", "data.types=null", "federation.rounds=1")
+def test_any_task_has_such_a_loss(run_once: RunTiny, task: str) -> None:
+    run = run_once(*LORA, f"task={task}", "data.types=null", "federation.rounds=1")
     losses = [own["loss"] for own in run.summary["state"]["influence"].values()]
     assert len(losses) == 3
     assert all(loss > 0 for loss in losses)

@@ -53,8 +53,8 @@ def uneven(tmp_path: Path) -> Path:
         pytest.param("centralized", marks=pytest.mark.slow),
     ],
 )
-def test_a_site_of_a_single_note_takes_part(run_tiny: RunTiny, uneven: Path, method: str) -> None:
-    run = run_tiny(data(uneven), f"method={{name: {method}}}", "training.epochs=2")
+def test_a_site_of_a_single_note_takes_part(run_once: RunTiny, uneven: Path, method: str) -> None:
+    run = run_once(data(uneven), f"method={{name: {method}}}", "training.epochs=2")
     (begun,) = run.of("run")
     assert {name: sum(parts.values()) for name, parts in begun["clients"].items()} == SIZES
     assert all(parts["train"] >= 1 for parts in begun["clients"].values())
@@ -73,8 +73,8 @@ def test_a_site_of_a_single_note_takes_part(run_tiny: RunTiny, uneven: Path, met
     assert run.summary["metrics"]["global"]["f1"] > 0
 
 
-def test_clients_that_did_not_take_part_are_scored(run_tiny: RunTiny, uneven: Path) -> None:
-    run = run_tiny(data(uneven), "federation.sample=0.2", "federation.rounds=1")
+def test_clients_that_did_not_take_part_are_scored(run_once: RunTiny, uneven: Path) -> None:
+    run = run_once(data(uneven), "federation.sample=0.2", "federation.rounds=1")
     (event,) = run.of("round")
     assert len(event["exchanges"]) == 2
     assert run.summary["metrics"]["clients"]["h"] is not None
@@ -139,7 +139,7 @@ def test_an_imbalance_without_meaning_is_refused(imbalance: float) -> None:
         generate(seed=0, sites=2, notes=4, imbalance=imbalance)
 
 
-def test_a_run_takes_the_imbalance_from_its_configuration(run_tiny: RunTiny) -> None:
-    run = run_tiny("data.synthetic={sites: 3, notes: 24, imbalance: 2.0}", "federation.rounds=0")
+def test_a_run_takes_the_imbalance_from_its_configuration(run_once: RunTiny) -> None:
+    run = run_once("data.synthetic={sites: 3, notes: 24, imbalance: 2.0}", "federation.rounds=0")
     sizes = [sum(parts.values()) for parts in run.of("run")[0]["clients"].values()]
     assert sizes == [16, 5, 3]

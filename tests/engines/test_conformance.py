@@ -78,20 +78,30 @@ ON_TWO_NODES = [
     for number, method in enumerate(ON_RAY)
     for other, privacy in enumerate(PRIVACY)
 ]
-EVERY = [
-    pytest.param(
-        engine,
-        run,
-        marks=() if run in FAST[engine == "remote" :] else pytest.mark.slow,
-        id=f"{engine}-{run[0]}",
-    )
-    for engine in ENGINES
-    for run in (*METHODS_OF_RUNS, *(DIVIDED if engine == "remote" else ()))
-    if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
-] + [
-    pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
-    for run in METHODS_OF_RUNS
-]
+WEEKLY = [pytest.mark.slow, pytest.mark.weekly]
+
+
+def marks_of(engine: str, number: int) -> Collection[pytest.MarkDecorator]:
+    """A landing has every run on one of the two engines, and some on both; all are run every week."""
+    if METHODS_OF_RUNS[number] in FAST[engine == "remote" :]:
+        return ()
+    elsewhere = any(setting in " ".join(METHODS_OF_RUNS[number][1:]) for setting in SIMULATED)
+    return [pytest.mark.slow] if elsewhere or number % 2 == (engine == "remote") else WEEKLY
+
+
+EVERY = (
+    [
+        pytest.param(engine, run, marks=marks_of(engine, number), id=f"{engine}-{run[0]}")
+        for engine in ENGINES
+        for number, run in enumerate(METHODS_OF_RUNS)
+        if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
+    ]
+    + [pytest.param("remote", run, marks=pytest.mark.slow, id=f"remote-{run[0]}") for run in DIVIDED]
+    + [
+        pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
+        for run in METHODS_OF_RUNS
+    ]
+)
 
 
 NVFLARE = (
@@ -171,13 +181,13 @@ def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None
 
 
 @pytest.fixture
-def several(run_tiny: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
-    """Runs as `run_tiny` does with several workers: those of the test's parameter `workers`."""
+def several(run_once: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
+    """Runs as `run_once` does with several workers: those of the test's parameter `workers`."""
     if workers == "ray":
         request.getfixturevalue("ray_nodes")
 
     def run(*overrides: str, out: str = "run") -> Finished:
-        return run_tiny(*overrides, f"workers={workers}", out=out)
+        return run_once(*overrides, f"workers={workers}")
 
     return run
 
@@ -349,10 +359,10 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
 
 
 @pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
-def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_tiny: RunTiny, overrides: str) -> None:
+def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_once: RunTiny, overrides: str) -> None:
     """The two of a round are shared out anew each time."""
     cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
-    run = run_tiny(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
+    run = run_once(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
     sampled = {tuple(event["exchanges"]) for event in run.of("round")}
     assert len(sampled) > 1
     assert sorted(event["client"] for event in run.of("cache")) == ["site-1", "site-2", "site-3"]

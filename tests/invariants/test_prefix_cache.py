@@ -57,9 +57,9 @@ def assert_same_run(one: Finished, other: Finished) -> None:
         ),
     ],
 )
-def test_cache_on_is_cache_off(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
-    plain = run_tiny(*LONG, *overrides, "training.cache=off", out="off")
-    cached = run_tiny(*LONG, *overrides, "training.cache=on", out="on")
+def test_cache_on_is_cache_off(run_once: RunTiny, overrides: tuple[str, ...]) -> None:
+    plain = run_once(*LONG, *overrides, "training.cache=off")
+    cached = run_once(*LONG, *overrides, "training.cache=on")
     assert_same_run(cached, plain)
     assert not plain.of("cache")
     assert [(event["client"], event["used"]) for event in cached.of("cache")] == [

@@ -37,8 +37,8 @@ SPLITNN = "method={name: fl_llama, front: 1, back: 0}"
 @pytest.mark.parametrize(
     ("wire", "size"), [("float32", 4), pytest.param("bfloat16", 2, marks=pytest.mark.slow), ("int8", 1)]
 )
-def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str, size: int) -> None:
-    run = run_tiny(f"method={{name: fl_llama, average_ends: never, wire: {wire}}}", *LM)
+def test_a_step_sends_four_tensors_and_little_else(run_once: RunTiny, wire: str, size: int) -> None:
+    run = run_once(f"method={{name: fl_llama, average_ends: never, wire: {wire}}}", *LM)
     event = run.of("client")[0]
     windows = event["examples"] * 128
     scales = 4 if wire == "int8" else 0  # one number a token
@@ -49,9 +49,9 @@ def test_a_step_sends_four_tensors_and_little_else(run_tiny: RunTiny, wire: str,
     assert 0 < event["bytes_up"] + event["bytes_down"] - around - tensors < 1024 + errors
 
 
-def test_splitnn_sends_its_lower_half_and_four_tensors_a_step(run_tiny: RunTiny) -> None:
+def test_splitnn_sends_its_lower_half_and_four_tensors_a_step(run_once: RunTiny) -> None:
     """The head, and with it the labels, at the client; all blocks above the cut at the server."""
-    run = run_tiny(SPLITNN, *ALONE)
+    run = run_once(SPLITNN, *ALONE)
     site = sites_of(prepare(read_source(None, [*TINY, SPLITNN, *ALONE])))[1][0]
     tokens = sum(len(window.input_ids) for window in site.encode())
     served = (".layers.1.", ".layers.2.")
@@ -116,12 +116,12 @@ def test_noise_on_gradients_changes_what_the_middle_learns_and_not_what_goes_up(
     assert "lm_head.weight" not in differs, "C's own gradient has none"
 
 
-def test_noise_at_inference_is_in_the_scores_and_in_nothing_else(run_tiny: RunTiny) -> None:
-    def run(inference: str, out: str) -> Finished:
+def test_noise_at_inference_is_in_the_scores_and_in_nothing_else(run_once: RunTiny) -> None:
+    def run(inference: str) -> Finished:
         noise = f"noise: {{scale: 2.0, inference: {inference}}}"
-        return run_tiny(f"method={{name: fl_llama, {noise}}}", *LM, out=out)
+        return run_once(f"method={{name: fl_llama, {noise}}}", *LM)
 
-    without, noised = run("false", "without"), run("true", "noised")
+    without, noised = run("false"), run("true")
     assert_same_tensors(without.state.tensors, noised.state.tensors)
     scores = [own.summary["metrics"]["clients"]["site-1"] for own in (without, noised)]
     assert scores[0] != pytest.approx(scores[1], rel=1e-4)

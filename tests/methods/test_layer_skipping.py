@@ -16,10 +16,10 @@ from fedstrata.policies.freeze import smallest_top
 AUTO = "method={name: layer_skipping, top: auto}"
 
 
-def test_the_probe_reports_the_norms_that_a_naive_loop_finds(run_tiny: RunTiny) -> None:
+def test_the_probe_reports_the_norms_that_a_naive_loop_finds(run_once: RunTiny) -> None:
     """One batch holds all examples of a client, so the order does not matter."""
     settings = (AUTO, "training.batch_size=1000", "federation.rounds=1")
-    reported = run_tiny(*settings).state.values["block_gradient_norms"]
+    reported = run_once(*settings).state.values["block_gradient_norms"]
     experiment = prepare(read_source(None, [*TINY, *settings]))
     model, task = experiment.model, experiment.task
     model.module.requires_grad_(True)
@@ -59,8 +59,8 @@ def test_a_run_resumed_after_the_probe_keeps_its_depth(run_tiny: RunTiny, run_on
     assert resumed.summary["metrics"] == whole.summary["metrics"]
 
 
-def test_the_budget_bounds_what_is_sent(run_tiny: RunTiny) -> None:
-    finished = run_tiny(
+def test_the_budget_bounds_what_is_sent(run_once: RunTiny) -> None:
+    finished = run_once(
         "method={name: layer_skipping, top: {share: 1.0, budget: 0.2}}", "federation.rounds=1"
     )
     assert finished.summary["communication"]["percent_of_full_model"] <= 20.0 + 1.0  # and names, in the frame

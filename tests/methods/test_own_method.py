@@ -62,10 +62,10 @@ PULLED_TOP = f"method={{name: '{NAMED}', mu: 0.5}}"
 
 
 @pytest.mark.slow
-def test_a_method_of_ones_own_is_planned_and_run(run_tiny: RunTiny) -> None:
+def test_a_method_of_ones_own_is_planned_and_run(run_once: RunTiny) -> None:
     few = (PULLED_TOP, "federation.rounds=1")
     plan = make_plan(read_source(None, [*TINY, *few]), seconds=0.0)
-    run = run_tiny(*few)
+    run = run_once(*few)
     assert {group.name for group in plan.groups if group.bytes_up} == {"block 2"}
     assert plan.travels == "the highest block, both ways"
     assert plan.trainable_parameters == run.summary["trainable_parameters"]

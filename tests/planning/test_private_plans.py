@@ -272,8 +272,8 @@ def test_a_plan_says_how_joint_noise_is_shared_and_what_is_on_the_mean() -> None
 
 
 @pytest.mark.slow
-def test_what_a_sum_with_joint_noise_sends_is_planned(run_tiny: RunTiny) -> None:
-    plan, run = plan_private(JOINT, "federation.rounds=2"), run_tiny(*PRIVATE, JOINT, "federation.rounds=2")
+def test_what_a_sum_with_joint_noise_sends_is_planned(run_once: RunTiny) -> None:
+    plan, run = plan_private(JOINT, "federation.rounds=2"), run_once(*PRIVATE, JOINT, "federation.rounds=2")
     told, measured = run.summary["secure_aggregation"], run.summary["communication"]
     assert plan.secure_aggregation == {way: told[way] for way in ("bytes_up", "bytes_down")}
     assert {way: plan.communication[way] for way in ("bytes_up", "bytes_down")} == {

@@ -329,8 +329,8 @@ def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
         ),
     ],
 )
-def test_methods_that_may(run_tiny: RunTiny, method: str) -> None:
-    run = run_tiny(*JOINT, f"method={method}", "federation.rounds=1")
+def test_methods_that_may(run_once: RunTiny, method: str) -> None:
+    run = run_once(*JOINT, f"method={method}", "federation.rounds=1")
     assert not run.of("round")[0]["abandoned"]
     start = prepare(read_source(None, [*TINY, *JOINT, f"method={method}"])).model.snapshot(run.state.tensors)
     assert all(not torch.equal(start[name], tensor) for name, tensor in run.state.tensors.items())

@@ -74,9 +74,9 @@ FEW = ("layer_skipping", "ffa_lora", "droppeft", "centralized")
     "method", [pytest.param(name, marks=() if name in FEW else pytest.mark.slow) for name in MAY]
 )
 def test_nothing_of_a_single_client_is_recorded_but_noise_and_constants(
-    method: str, run_tiny: RunTiny
+    method: str, run_once: RunTiny
 ) -> None:
-    run = run_tiny(*PRIVATE, f"method={MAY[method]}", "privacy.noise=secure")
+    run = run_once(*PRIVATE, f"method={MAY[method]}", "privacy.noise=secure")
     assert all(event["loss"] is None for event in run.of("client") + run.of("round"))
     declared = 24 if method == "centralized" else 8
     assert {event["examples"] for event in run.of("client")} == {declared}
@@ -410,18 +410,18 @@ def test_without_noise_and_clip_the_central_mean_is_the_plain_one(run_tiny: RunT
 
 
 @pytest.mark.claim("security_review#central-epsilon")
-def test_a_client_moves_the_central_mean_by_no_more_than_the_clip(run_tiny: RunTiny) -> None:
+def test_a_client_moves_the_central_mean_by_no_more_than_the_clip(run_once: RunTiny) -> None:
     central = "privacy={mechanism: central, sigma: 0.0, delta: 0.1, clip: 0.01, noise: seeded}"
-    run = run_tiny(*CENTRAL, "federation.rounds=1", central)
+    run = run_once(*CENTRAL, "federation.rounds=1", central)
     experiment = prepare(read_source(None, [*TINY, *CENTRAL]))
     start = experiment.method.start(experiment.model).tensors
     moved = torch.cat([(run.state.tensors[name] - start[name]).flatten() for name in start]).double()
     assert 0 < float(moved.norm()) <= 0.01 * (1 + 1e-3)
 
 
-def test_a_round_of_nobody_is_a_round_of_noise(run_tiny: RunTiny) -> None:
+def test_a_round_of_nobody_is_a_round_of_noise(run_once: RunTiny) -> None:
     central = "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1, noise: seeded}"
-    run = run_tiny(*CENTRAL, "federation.rounds=6", "federation.sample=0.2", central)
+    run = run_once(*CENTRAL, "federation.rounds=6", "federation.sample=0.2", central)
     privacy = prepare(read_source(None, [*TINY, *CENTRAL, "federation.sample=0.2", central])).privacy
     cohorts = [len(event["exchanges"]) for event in run.of("round")]
     assert 0 in cohorts

@@ -75,9 +75,9 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
     ],
 )
 def test_a_run_between_processes_gives_the_weights_of_a_simulation(
-    run_tiny: RunTiny, serve: Serve, overrides: tuple[str, ...]
+    run_once: RunTiny, serve: Serve, overrides: tuple[str, ...]
 ) -> None:
-    simulated = run_tiny(*overrides, *ONE_EACH, SELDOM)
+    simulated = run_once(*overrides, *ONE_EACH, SELDOM)
     server = serve(*overrides, *ONE_EACH)
     for client in CLIENTS:
         server.start(client)
@@ -105,8 +105,8 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
 
 
 @pytest.mark.slow
-def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunTiny, serve: Serve) -> None:
-    simulated = run_tiny(BATCH, *ONE_EACH, SELDOM)
+def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_once: RunTiny, serve: Serve) -> None:
+    simulated = run_once(BATCH, *ONE_EACH, SELDOM)
     server = serve(BATCH, *ONE_EACH)
     proxies = [Proxy(server.address, lives=[120_000 + 37_000 * index] * 4) for index in range(2)]
     for client, proxy in zip(CLIENTS, proxies, strict=False):

@@ -238,3 +238,7 @@ def test_what_cannot_be_read_is_named(
 
 def test_an_empty_file_means_all_defaults(tmp_path: Path) -> None:
     assert problems_of(tmp_path, "") == {}
+
+
+def test_of_two_values_on_the_command_line_the_last_holds() -> None:
+    assert read_source(None, ["run.seed=1", "run.seed=2"]).values == {"run": {"seed": 2}}

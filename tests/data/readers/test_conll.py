@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from itertools import product
 from pathlib import Path
 
@@ -11,14 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
-from fedstrata.core.documents import Document, Span
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.formats import ConllSettings
-from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import formats_of, read
 from fedstrata.data.readers.tags import chunks, invalid_transition
-from fedstrata.engine.check import check_settings
 
 
 def read_text(tmp_path: Path, content: str, name: str = "corpus.tsv") -> list[Document]:
@@ -28,14 +25,6 @@ def read_text(tmp_path: Path, content: str, name: str = "corpus.tsv") -> list[Do
 
 def mentions(document: Document) -> list[tuple[str, str]]:
     return [(document.text[span.start : span.end], span.label) for span in document.spans]
-
-
-def test_without_marks_every_sentence_is_a_document(tmp_path: Path) -> None:
-    content = "\n\nAdenomatous\tB-Disease\npolyposis\tI-Disease\n.\tO\n\n\nNo\tO\nfever\tB-problem\n"
-    assert read_text(tmp_path, content) == [
-        Document("corpus-1", "Adenomatous polyposis .", (Span(0, 21, "Disease"),)),
-        Document("corpus-2", "No fever", (Span(3, 8, "problem"),)),
-    ]
 
 
 @pytest.mark.parametrize("separator", ["\t", " "])
@@ -131,40 +120,6 @@ def test_tabs_allow_blanks_inside_tokens_and_blanks_allow_no_break_spaces(tmp_pa
     assert mentions(document) == [("10\u00a0mg", "dosage")]
 
 
-def test_compressed_files_and_marks(tmp_path: Path) -> None:
-    content = gzip.compress("\ufeffFever\tB-problem\n".encode())
-    (tmp_path / "train.tsv.gz").write_bytes(content)
-    (document,) = read(tmp_path, "conll")
-    assert (document.id, document.text, document.metadata) == ("train/train-1", "Fever", {"split": "train"})
-    (tmp_path / "train.tsv.gz").write_bytes(content[:-9])
-    with refused(DataError, "damaged", at="train.tsv.gz"):
-        read(tmp_path, "conll")
-
-
-@pytest.mark.parametrize(
-    ("content", "line", "code", "values"),
-    [
-        ("SECRET\n", 1, "wrong_count", ["one column"]),
-        ("a\tO\nSECRET\tNN\tO\n", 2, "wrong_count", ["3 columns", "expected 2", "line 1", "tabs"]),
-        ("a O\n\nSECRET\n", 3, "wrong_count", ["one column", "expected 2", "line 1", "blanks"]),
-        ("a\tO\nb\tSECRET\n", 2, "wrong_form", ["last column"]),
-        ("a\tB\n", 1, "wrong_form", ["last column"]),
-        ("\tO\n", 1, "missing", ["token column"]),
-        ("a\tB-x\n\nSECRET\tI-x\n", 3, "conflict", ["I-x"]),
-        ("a\tB-x\nSECRET\tI-y\n", 2, "conflict", ["I-y", "B-x"]),
-        ("a\tS-x\nSECRET\tB-x\n", 2, "conflict", ["end of", "B-x"]),
-        ("a\tS-x\nb\tB-x\nc\tO\n", 3, "conflict", ["O cannot", "B-x"]),
-    ],
-)
-def test_errors_name_the_line_and_never_the_text(
-    tmp_path: Path, content: str, line: int, code: str, values: list[object]
-) -> None:
-    with refused(DataError, code, values=values) as raised:
-        read_text(tmp_path, content)
-    assert (raised.value.path, raised.value.line) == (tmp_path / "corpus.tsv", line)
-    assert "SECRET" not in str(raised.value)
-
-
 @pytest.mark.parametrize(
     ("rows", "settings"),
     [
@@ -182,25 +137,6 @@ def test_the_settings_say_which_columns_and_what_is_between(
     (document,) = read(tmp_path / "a.conll", "conll", formats=formats_of(corpus))
     assert [label for _, label in mentions(document)] == ["problem"]
     assert document.text.split()[-1].endswith("fever")
-
-
-@pytest.mark.parametrize(
-    ("settings", "path", "code", "values"),
-    [
-        ("{token: 0}", "data.conll.token", "out_of_range", [1, "not 0"]),
-        ("{tag: first}", "data.conll.tag", "wrong_type", ["'last'", "'first'"]),
-        ("{token: 2, tag: 2}", "data.conll", "conflict", ["both are 2"]),
-        ("{separator: ', '}", "data.conll.separator", "out_of_range", [1, "', '"]),
-    ],
-)
-def test_wrong_settings_are_one_message_with_their_place(
-    settings: str, path: str, code: str, values: list[object]
-) -> None:
-    source = read_source(None, [f"data={{format: conll, path: x, conll: {settings}}}"])
-    (problem,) = check_settings(source).problems
-    assert (problem.path, problem.code) == (path, code)
-    assert all(str(value) in str(problem) for value in values)
-    assert problem.origin == "the command line"
 
 
 def test_a_file_without_the_column_that_is_named_is_refused(tmp_path: Path) -> None:

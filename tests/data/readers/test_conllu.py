@@ -5,11 +5,7 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
-import pytest
-from support import refused
-
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import ConlluSettings, CorpusSettings
 from fedstrata.data.readers import formats_of, read
 
@@ -67,8 +63,6 @@ def test_tokens_are_surface_tokens(tmp_path: Path) -> None:
 def test_tokens_need_no_text_and_a_file_needs_no_document(tmp_path: Path) -> None:
     text = "\n".join([word("1", "Oui"), word("2", "!"), "", "# a comment alone", ""])
     assert documents(tmp_path, text, formats=TOKENS) == [Document("x-1", "Oui !")]
-    with refused(DataError, "missing", values=["line 1", "data.conllu.text"]):
-        documents(tmp_path, text)
 
 
 def test_a_paragraph_may_be_a_document_of_its_document_s_genre(tmp_path: Path) -> None:
@@ -110,19 +104,6 @@ def test_a_folder_says_the_site_and_the_genre_stays_the_label(tmp_path: Path) ->
         ("north/weblog-a", "north", ("weblog",)),
         ("north/email-b", "north", ("email",)),
     ]
-
-
-@pytest.mark.parametrize(
-    ("line", "code", "values"),
-    [
-        ("1\tone\t_", "wrong_count", ["3 columns"]),
-        (word("x", "y"), "wrong_form", []),
-        (word("0", "y"), "wrong_form", []),
-    ],
-)
-def test_a_malformed_line_is_named(tmp_path: Path, line: str, code: str, values: list[object]) -> None:
-    with refused(DataError, code, values=["line 2", *values]):
-        documents(tmp_path, f"# text = one\n{line}\n")
 
 
 def test_the_english_web_treebank(data_root: Path) -> None:

@@ -6,11 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-from support import refused
-
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import DataError
 from fedstrata.data.readers import read
 from fedstrata.data.readers.coqa import right_answers
 
@@ -54,27 +50,3 @@ def test_a_question_comes_with_the_turns_before_it(tmp_path: Path) -> None:
     assert dev.metadata["split"] == "validation"
     assert right_answers(dev) == ["Cotton", "A kitten", "Cotton the kitten"]
     assert right_answers(first) == ["Cotton"]
-
-
-def test_questions_without_answers_are_the_input_of_a_prediction(tmp_path: Path) -> None:
-    write(tmp_path / "x.json", conversation(answers=[]))
-    _, second = read(tmp_path / "x.json", "coqa")
-    assert second.text_pair is None
-    assert second.metadata["history"] == "Q: Who is it?\nA: \n"
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "values"),
-    [
-        ({"answers": turns("SECRET")}, "conflict", []),
-        ({"story": None}, "wrong_type", ["data.0.story"]),
-        ({"questions": [{"turn_id": 1}]}, "missing", ["data.0.questions.0.input_text"]),
-    ],
-)
-def test_files_that_cannot_be_used(
-    tmp_path: Path, changes: dict[str, Any], code: str, values: list[object]
-) -> None:
-    write(tmp_path / "x.json", conversation(**changes))
-    with refused(DataError, code, at="x.json", values=values) as raised:
-        read(tmp_path / "x.json", "coqa")
-    assert "SECRET" not in str(raised.value)

@@ -260,6 +260,12 @@ def test_files_that_cannot_be_read(tmp_path: Path, capfd, name: str, content: st
     assert "SECRET" not in str(raised.value) + "".join(capfd.readouterr())
 
 
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\n")
+    with refused(DataError, "not_enough_data"):
+        read(tmp_path, "datasets")
+
+
 def test_paths_that_are_neither_files_nor_ids(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", Path("absent.csv"), Path("a/b/c")):
         with refused(DataError, "not_found", at=path.name):

@@ -79,6 +79,11 @@ def test_files_named_like_splits(tmp_path: Path) -> None:
         (["x_train", "x_dev", "x_test"], ["train", "validation", "test"]),
         (["train_1", "train_2"], ["train", "train"]),
         (["MIMIC_train", "MIMIC.Test.v2"], ["train", "test"]),
+        (["MTS-Dialog-TrainingSet", "MTS-Dialog-TestSet-1-MEDIQA-Chat-2023"], ["train", "test"]),
+        (
+            ["NCBItrainset_corpus", "NCBIdevelopset_corpus", "CDR_TestSet.PubTator"],
+            ["train", "validation", "test"],
+        ),
     ],
 )
 def test_files_with_the_name_of_a_split_among_the_parts_of_their_own(
@@ -192,27 +197,6 @@ def test_what_says_what_a_folder_holds_is_no_document_unless_it_is_annotated(
         assert [item.id for item in read(tmp_path, format, unannotated="skip")] == ["README"]
 
 
-@pytest.mark.parametrize(
-    ("format", "name", "content", "code", "values"),
-    [
-        ("conll", "train.conll", "", "not_enough_data", []),
-        ("conll", "train.conll", "\n# a comment = x\n", "not_enough_data", []),
-        ("jsonl", "train.jsonl", "\n", "not_enough_data", []),
-        ("glue", "train.tsv", "index\tSECRET\n0\ta\tb\tx\n", "wrong_count", ["1 rows", "columns, 2"]),
-        ("glue", "train.tsv", "index\tsentence1\tsentence2\tlabel\n", "not_enough_data", []),
-        ("datasets", "train.csv", "text\n", "not_enough_data", []),
-    ],
-)
-def test_a_file_without_documents_is_named_whatever_else_there_is(
-    tmp_path: Path, format: str, name: str, content: str, code: str, values: list[object]
-) -> None:
-    (tmp_path / name).write_text(content)
-    with refused(DataError, code, values=values) as raised:
-        read(tmp_path, format)
-    assert raised.value.path in (tmp_path / name, tmp_path)
-    assert "SECRET" not in str(raised.value)
-
-
 def test_texts_without_annotations_can_be_kept(tmp_path: Path) -> None:
     tree(tmp_path, "a.txt", "a.ann", "b.txt")
     assert [item.id for item in read(tmp_path, "brat", unannotated="keep")] == ["a", "b"]
@@ -249,26 +233,6 @@ def test_a_link_to_a_folder_above_does_not_repeat_documents(tmp_path: Path) -> N
     (tmp_path / "north" / "loop").symlink_to(tmp_path)
     (tmp_path / "south").symlink_to(tmp_path / "north")
     assert places(tmp_path, "brat") == [("north/a", "north", ""), ("south/a", "south", "")]
-
-
-@pytest.mark.parametrize("format", sorted(FORMATS))
-def test_bytes_that_are_not_utf8_are_found(tmp_path: Path, format: str) -> None:
-    # The first line is a header where there is one; other formats may have more to say about it.
-    header = {
-        "mtsamples": b"transcription,specialties",
-        "mimic": b"SUBJECT_ID,HADM_ID,CATEGORY,TEXT",
-        "ag_news": b"1,SECRET,b",
-        "glue": b"sentence\tlabel",
-        "mts_dialog": b"dialogue",
-        "relation_table": b"text|head|tail",
-    }
-    path = tmp_path / f"rte-note{FORMATS[format].suffixes[0]}"
-    first = header.get(format, b"SECRET")
-    path.write_bytes(first + b"\n\nna\xefve")
-    (tmp_path / "DIAGNOSES_ICD.csv").write_text("SUBJECT_ID,HADM_ID,SEQ_NUM,ICD9_CODE\n")
-    with refused(DataError, "not_utf8", at=path.name, values=["line 3", f"byte {len(first) + 4}"]) as raised:
-        read(path, format)
-    assert "SECRET" not in str(raised.value)
 
 
 def test_paths_and_formats_that_do_not_exist(tmp_path: Path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -103,24 +101,6 @@ def test_rows_without_a_gold_label_are_left_out_where_others_have_one(
     assert alone == [Document("1", "c", text_pair="d")]
 
 
-@pytest.mark.parametrize("packed", [False, True])
-def test_json_of_either_form(tmp_path: Path, packed: bool) -> None:
-    rows = [{"text_a": "a", "text_b": "b", "label": "x"}, {"premise": "c", "Hypothesis": "d", "label": 1}]
-    forms = {"train": {"5": rows[0], "k": rows[1]}, "dev": rows}
-    for name, form in forms.items():
-        data = json.dumps(form).encode()
-        (tmp_path / f"{name}.json{'.gz' if packed else ''}").write_bytes(
-            gzip.compress(data) if packed else data
-        )
-    found = {item.id: (item.texts, item.labels, item.metadata["split"]) for item in read(tmp_path, "glue")}
-    assert found == {
-        "train/5": (("a", "b"), ("x",), "train"),
-        "train/k": (("c", "d"), ("1",), "train"),
-        "dev/dev-1": (("a", "b"), ("x",), "validation"),
-        "dev/dev-2": (("c", "d"), ("1",), "validation"),
-    }
-
-
 def test_matched_and_mismatched_parts_are_told_apart_by_their_ids(tmp_path: Path) -> None:
     for name in ("train", "dev_matched", "dev_mismatched"):
         rte(tmp_path / f"{name}.tsv", "0\ta\tb\tx")
@@ -140,25 +120,3 @@ def test_a_test_set_without_labels_is_what_the_settings_say(tmp_path: Path) -> N
     assert [item.id for item in read(tmp_path, "glue", unannotated="skip")] == ["train/0"]
     assert [item.labels for item in read(tmp_path, "glue", unannotated="keep")] == [(), ("x",)]
     assert read(test, "glue") == [Document("0", "SECRET", text_pair="b")]  # the input of a prediction
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "line", "code", "values"),
-    [
-        ("a.tsv", "index\tSECRET\tlabel\n0\tSECRET\tx\n", 1, "missing_column", []),
-        ("a.tsv", "", None, "missing", []),
-        ("a.json", '{"0": {"text_a": "SECRET"}}', None, "missing_column", ["record 1"]),
-        ("a.json", '{"0": {"text_a": "x", "text_b": ["SECRET"]}}', None, "missing_column", ["record 1"]),
-        ("a.json", '["SECRET"]', None, "wrong_type", ["record 1", "str"]),
-        ("a.json", '"SECRET"', None, "wrong_type", ["str"]),
-        ("a.json", '{\n"0": SECRET}', 2, "not_json", []),
-    ],
-)
-def test_files_that_cannot_be_used(
-    tmp_path: Path, name: str, content: str, line: int | None, code: str, values: list[object]
-) -> None:
-    (tmp_path / name).write_text(content)
-    with refused(DataError, code, values=values) as raised:
-        read(tmp_path / name, "glue")
-    assert (raised.value.path, raised.value.line) == (tmp_path / name, line)
-    assert "SECRET" not in str(raised.value)

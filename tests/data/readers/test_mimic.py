@@ -134,8 +134,6 @@ def test_a_table_without_categories_can_be_read_whole(tmp_path: Path) -> None:
     table(tmp_path / "NOTEEVENTS.csv", ["SUBJECT_ID", "HADM_ID", "TEXT"], [[7, 20, "a"], [7, 20, "b"]])
     (document,) = read(tmp_path, "mimic", formats=ALL)
     assert document.text == "a\n\nb"
-    with refused(DataError, "missing_column", values=["category"]):
-        read(tmp_path, "mimic")
 
 
 def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_them(tmp_path: Path) -> None:
@@ -145,109 +143,12 @@ def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_t
     assert (document.id, document.labels) == ("20", ("038.9",))
 
 
-def test_sub_folders_of_tables_are_sites_and_splits(tmp_path: Path) -> None:
-    for place in ("north/train", "north/test", "south/train", "south/test"):
-        folder(tmp_path / place, [note(1, 20, place)], codes((20, 1, "486")))
-    found = [(item.id, item.site, item.metadata["split"]) for item in read(tmp_path, "mimic")]
-    assert found == [
-        ("north/test/20", "north", "test"),
-        ("north/train/20", "north", "train"),
-        ("south/test/20", "south", "test"),
-        ("south/train/20", "south", "train"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("diagnoses", "line", "code", "values"),
-    [
-        (codes((20, 1, "486"), (20, 1, "4019")), 3, "duplicate", ["SEQ_NUM 1"]),
-        (codes((20, 1, "cough")), 2, "unknown_name", ["ICD9_CODE"]),
-        (codes((20, 1, "486"), ("", 2, "486")), 3, "missing", ["SUBJECT_ID", "HADM_ID", "SEQ_NUM"]),
-        (codes((20, 1, "486"), ("x", 2, "486")), 3, "wrong_form", ["HADM_ID"]),
-        (codes((20, 1, "486")) + codes((20, 2, "486"), patient=8), 3, "conflict", []),
-        ([[1, 7, 20, 1]], 2, "wrong_count", ["4 fields", "expected 5"]),
-    ],
-)
-def test_diagnoses_that_cannot_be_used(
-    tmp_path: Path, diagnoses: list[list[object]], line: int, code: str, values: list[object]
-) -> None:
-    path = folder(tmp_path, [note(1, 20, "SECRET")], diagnoses)
-    with refused(DataError, code, values=values) as raised:
-        read(path, "mimic")
-    assert (raised.value.path, raised.value.line) == (path / "DIAGNOSES_ICD.csv", line)
-
-
-@pytest.mark.parametrize(
-    ("notes", "code", "values"),
-    [
-        ([note(1, 20, "SECRET"), note(1, 20, "SECRET")], "duplicate", ["ROW_ID"]),
-        (
-            [note(1, 20, "SECRET"), note(2, 20, "SECRET", SUBJECT_ID=8)],
-            "conflict",
-            ["SUBJECT_ID", "DIAGNOSES_ICD"],
-        ),
-        ([note(1, 20, "SECRET"), note("one", 20, "SECRET")], "wrong_form", ["ROW_ID"]),
-        ([note(1, 20, "SECRET"), note(2, 20, "SECRET")[:-1]], "wrong_count", ["10 fields"]),
-    ],
-)
-def test_notes_that_cannot_be_used_are_named_without_their_text(
-    tmp_path: Path, notes: list[list[object]], code: str, values: list[object]
-) -> None:
-    path = folder(tmp_path, notes, codes((20, 1, "486")))
-    with refused(DataError, code, values=values) as raised:
-        read(path, "mimic")
-    assert (raised.value.path, raised.value.line) == (path / "NOTEEVENTS.csv", 3)
-    assert "SECRET" not in str(raised.value)
-
-
-def test_lines_are_counted_within_notes(tmp_path: Path) -> None:
-    notes = [note(1, 20, "three\r\nlines\nlong"), note(1, 20, "x")]
-    with refused(DataError, "duplicate", at="NOTEEVENTS.csv", values=["line 5"]):
-        read(folder(tmp_path, notes, codes((20, 1, "486"))), "mimic")
-
-
-def test_a_quotation_mark_that_is_not_closed(tmp_path: Path) -> None:
-    path = folder(tmp_path, [note(1, 20, "x")], codes((20, 1, "486")))
-    with (path / "NOTEEVENTS.csv").open("a") as file:
-        file.write('2,7,20,,,,Discharge summary,,,,"SECRET\nSECRET\n')
-    with refused(DataError, "cut_short", values=["line 3"]) as raised:
-        read(path, "mimic")
-    assert "SECRET" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("extra", "columns", "rows", "code", "values"),
-    [
-        (
-            "ADMISSIONS",
-            ["SUBJECT_ID", "HADM_ID"],
-            [[7, 21]],
-            "not_found",
-            ["NOTEEVENTS.csv", "SUBJECT_ID", "HADM_ID", "ADMISSIONS"],
-        ),
-        (
-            "ADMISSIONS",
-            ["SUBJECT_ID", "HADM_ID"],
-            [[8, 20]],
-            "not_found",
-            ["NOTEEVENTS.csv", "SUBJECT_ID", "HADM_ID", "ADMISSIONS"],
-        ),
-        (
-            "ADMISSIONS",
-            ["SUBJECT_ID", "HADM_ID"],
-            [[7, 20], [7, 20]],
-            "duplicate",
-            ["ADMISSIONS.csv, line 3", "HADM_ID"],
-        ),
-        ("ADMISSIONS", ["SUBJECT_ID"], [[7]], "missing_column", ["ADMISSIONS.csv", "hadm_id"]),
-    ],
-)
-def test_other_tables_are_checked_if_they_are_there(
-    tmp_path: Path, extra: str, columns: list[str], rows: list[list[object]], code: str, values: list[object]
-) -> None:
+@pytest.mark.parametrize("row", [[7, 21], [8, 20]])
+def test_notes_are_checked_against_admissions(tmp_path: Path, row: list[object]) -> None:
     folder(tmp_path, [note(1, 20, "x")], codes((20, 1, "486")))
-    table(tmp_path / f"{extra}.csv", columns, rows)
-    with refused(DataError, code, values=values):
+    table(tmp_path / "ADMISSIONS.csv", ["SUBJECT_ID", "HADM_ID"], [row])
+    values = ["SUBJECT_ID", "HADM_ID", "ADMISSIONS"]
+    with refused(DataError, "not_found", at="NOTEEVENTS.csv", values=values):
         read(tmp_path, "mimic")
 
 

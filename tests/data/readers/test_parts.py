@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from support import refused
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import read_documents
@@ -35,10 +35,6 @@ def data_of(text: str):
     return checked.settings.data
 
 
-def wrong_in(text: str) -> list[Problem]:
-    return list(check_settings(read_source(None, [f"data={text}"])).problems)
-
-
 def test_files_are_of_the_part_that_names_them_whatever_they_are_called(files: Path) -> None:
     data = data_of("{format: conll, files: {train: [old/a.conll, new/test.conll], test: new/b.conll}}")
     assert data.files == {
@@ -60,66 +56,6 @@ def test_folders_give_what_a_folder_of_folders_gives(tmp_path: Path) -> None:
     parts = f"{{train: {tmp_path / 'train'}, test: {tmp_path / 'test'}}}"
     named = read_documents(data_of(f"{{format: jsonl, files: {parts}}}"), Seed(0))
     assert sorted(named, key=lambda document: document.id) == read(tmp_path, "jsonl")
-
-
-@pytest.mark.parametrize(
-    ("data", "path", "code", "values"),
-    [
-        ("{format: conll, path: old, files: {train: new}}", "data", "conflict", ["data.files", "data.path"]),
-        (
-            "{format: synthetic, files: {train: old}}",
-            "data",
-            "no_effect",
-            ["data.files", "'synthetic'"],
-        ),
-        ("{format: mimic, files: {train: old}}", "data", "no_effect", ["data.files", "'mimic'"]),
-        ("{format: conll, files: {test: old}}", "data", "missing", ["data.files", "train"]),
-        (
-            "{format: conll, files: {train: old/a.conll, test: ./old/a.conll}}",
-            "data",
-            "duplicate",
-            ["data.files.train", "data.files.test", "'./old/a.conll'"],
-        ),
-        (
-            "{format: conll, files: {train: [old/a.conll, old/a.conll]}}",
-            "data",
-            "duplicate",
-            ["data.files.train", "'old/a.conll'"],
-        ),
-        (
-            "{format: conll, files: {train: old, test: old/a.conll}}",
-            "data",
-            "duplicate",
-            ["'old/a.conll'", "'old'"],
-        ),
-        (
-            "{format: conll, files: {train: old, trial: new}}",
-            "data.files.trial",
-            "unknown_name",
-            ["'train'", "'validation'", "'test'", "'trial'"],
-        ),
-        (
-            "{format: conll, files: {train: []}}",
-            "data.files.train",
-            "wrong_type",
-            ["1 item"],
-        ),
-        ("{format: conll, files: {train: 3}}", "data.files.train", "wrong_type", ["not 3"]),
-        (
-            "{format: datasets, files: {train: old}, dataset: {config: x}}",
-            "data",
-            "no_effect",
-            ["data.dataset", "data.files"],
-        ),
-    ],
-)
-def test_what_goes_wrong_is_one_message_with_its_place(
-    files: Path, data: str, path: str, code: str, values: list[object]
-) -> None:
-    (told,) = wrong_in(data)
-    assert (told.path, told.code) == (path, code)
-    assert all(str(value) in str(told) for value in values)
-    assert ", from the command line]" in str(told)
 
 
 def test_missing_files_are_named_together(files: Path) -> None:

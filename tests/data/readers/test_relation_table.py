@@ -11,9 +11,7 @@ from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.formats import RelationTableSettings
-from fedstrata.core.settings.source import read_source
 from fedstrata.data.readers import formats_of, read
-from fedstrata.engine.check import check_settings
 
 ADE = {
     "names": ["from", "text", "effect", "e1", "e2", "drug", "d1", "d2"],
@@ -38,22 +36,6 @@ def documents_of(path: Path, content: str, name: str = "x.rel", **settings: obje
 def related(document: Document) -> list[tuple[str, str, str]]:
     words = [document.text[span.start : span.end] for span in document.spans]
     return [(words[item.head], item.label, words[item.tail]) for item in document.relations]
-
-
-def test_rows_of_one_text_are_one_document(tmp_path: Path) -> None:
-    text = "Rash and fever after aspirin."
-    content = f"7|{text}|Rash|0|4|aspirin|21|28\n7|{text}|fever|9|14|aspirin|21|28\n"
-    content += "7|No pain with codeine.|pain|3|7|codeine|13|20\n"
-    content += "8|Cough from lisinopril.|Cough|0|5|lisinopril|11|21\n"
-    first, second, third = documents_of(tmp_path, content, **ADE, **OFFSETS)
-    assert first == Document(
-        "7-1",
-        text,
-        (Span(0, 4, "effect"), Span(9, 14, "effect"), Span(21, 28, "drug")),
-        (Relation(2, 0, "causes"), Relation(2, 1, "causes")),
-    )
-    assert (second.id, third.id) == ("7-2", "8")
-    assert related(second) == [("codeine", "causes", "pain")]
 
 
 def test_offsets_of_the_whole_abstract_tell_which_of_several_places_is_meant(tmp_path: Path) -> None:
@@ -105,70 +87,3 @@ def test_columns_of_types_and_patients_and_files_with_commas_and_tabs(tmp_path: 
         assert first.text == ("Rash, drug." if name == "x.csv" else '"Rash, drug."')
         assert [label for _, label, _ in related(first)] == ["causes"]
         assert (second.relations, len(second.spans), second.patient) == ((), 2, "p2")
-
-
-@pytest.mark.parametrize(
-    ("content", "settings", "line", "code", "values"),
-    [
-        ("text|head\nSECRET|x\n", {}, 1, "missing_column", ["tail", "text, head, tail"]),
-        ("text|head|tail\nSECRET|x\n", {}, 2, "wrong_count", ["2 fields"]),
-        ("text|head|tail\nSECRET| |x\n", {}, 2, "missing", ["'head'"]),
-        ("1|SECRET|a|x|1|b|2|3\n", ADE | OFFSETS, 1, "wrong_type", ["'e1'"]),
-        (" |SECRET|a|0|1|b|2|3\n", ADE | OFFSETS, 1, "missing", ["'from'"]),
-        (
-            f"{'SECRET' * 40}|x|a|0|1|b|2|3\n",
-            ADE | OFFSETS,
-            1,
-            "wrong_form",
-            ["'from'", 240],
-        ),
-        (
-            "1|a b|a|0|1|b|2|3\n2|a b|a|0|1|b|2|3\n",
-            ADE,
-            2,
-            "conflict",
-            ["line 1", "from"],
-        ),
-    ],
-)
-def test_errors_name_the_line_and_never_the_text(
-    tmp_path: Path, content: str, settings: dict[str, object], line: int, code: str, values: list[object]
-) -> None:
-    with refused(DataError, code, values=values) as raised:
-        documents_of(tmp_path, content, **settings)
-    assert (raised.value.path, raised.value.line) == (tmp_path / "x.rel", line)
-    assert "SECRET" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("settings", "path", "code", "values"),
-    [
-        (
-            "{head_start: a}",
-            "data.relation_table",
-            "missing",
-            ["head_start", "head_end", "tail_start", "tail_end", "no head_end"],
-        ),
-        ("{relation: kind, relation_type: causes}", "data.relation_table", "no_effect", ["relation_type"]),
-        ("{names: [text, head]}", "data.relation_table", "unknown_name", ["'tail'", "'text', 'head'"]),
-        ("{names: []}", "data.relation_table.names", "out_of_range", [1]),
-        ("{separator: '||'}", "data.relation_table.separator", "out_of_range", [1, "'||'"]),
-        ("{unfound: keep}", "data.relation_table.unfound", "unknown_name", ["'refuse'", "'skip'", "'keep'"]),
-        ("{heads: x}", "data.relation_table.heads", "unknown_key", ["'head'"]),
-    ],
-)
-def test_wrong_settings_are_one_message_with_their_place(
-    settings: str, path: str, code: str, values: list[object]
-) -> None:
-    data = f"data={{format: relation_table, path: x, relation_table: {settings}}}"
-    (problem,) = check_settings(read_source(None, [data])).problems
-    assert (problem.path, problem.code) == (path, code)
-    assert all(str(value) in str(problem) for value in values)
-    assert problem.origin == "the command line"
-
-
-def test_the_section_belongs_to_its_format() -> None:
-    data = "data={format: conll, path: x, relation_table: {head: y}}"
-    (problem,) = check_settings(read_source(None, [data])).problems
-    assert (problem.path, problem.code) == ("data", "no_effect")
-    assert "data.relation_table" in problem.message

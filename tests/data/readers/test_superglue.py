@@ -181,34 +181,3 @@ def test_files_are_splits_and_those_without_labels_what_the_settings_say(tmp_pat
     kept = {own.id: own.labels for own in read(tmp_path / "COPA", "superglue", unannotated="keep")}
     assert kept == {"test/test-1": (), "train/train-1": ("choice2",), "val/val-1": ("choice2",)}
     assert read(test, "superglue")[0].labels == ()  # the input of a prediction
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "line", "code", "values"),
-    [
-        ("other/x.jsonl", "{}", None, "wrong_format", []),
-        ("RTE/x.jsonl", '{"premise": "SECRET"}', 1, "missing", ["hypothesis"]),
-        ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "SECRET", "label": 2}', 1, "unknown_name", []),
-        ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "b", "label": "SECRET"}', 1, "unknown_name", []),
-        ("BoolQ/x.jsonl", '{"question": "a", "passage": 3}', 1, "wrong_type", ["passage"]),
-        ("CB/x.jsonl", "\nSECRET", 2, "not_json", []),
-        ("MultiRC/x.jsonl", '{"passage": {"text": "SECRET"}}', 1, "missing", ["passage.questions"]),
-        (
-            "WSC/x.jsonl",
-            json.dumps(wsc("Al", True) | {"text": "SECRET"}),
-            1,
-            "out_of_range",
-            ["target.span2_index"],
-        ),
-    ],
-)
-def test_files_that_cannot_be_used(
-    tmp_path: Path, name: str, content: str, line: int | None, code: str, values: list[object]
-) -> None:
-    path = tmp_path / name
-    path.parent.mkdir()
-    path.write_text(content)
-    with refused(DataError, code, values=values) as raised:
-        read(path, "superglue")
-    assert (raised.value.path, raised.value.line) == (path, line)
-    assert "SECRET" not in str(raised.value)

@@ -84,15 +84,6 @@ def test_what_is_refused_is_named_without_the_text(
     assert "SECRET" not in str(raised.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    whole = gzip.compress(b"a,b\n" + b"1,2\n" * 1000)
-    for content in (whole[:-20], b"a,b\n1,2\n"):
-        with refused(DataError, "damaged", at="t.csv.gz"):
-            list(read_rows(written(tmp_path / "t.csv.gz", content)))
-    with refused(DataError, "not_found", at="absent.csv"):
-        list(read_rows(tmp_path / "absent.csv"))
-
-
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
