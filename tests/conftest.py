@@ -44,14 +44,19 @@ settings.load_profile("landing")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks those that a landing does not wait for; those beside this file, which take longest, come first.
 
     So no core is left at the end with nothing to do but to wait for the other.
     """
     items.sort(key=lambda item: item.path.parent != REPOSITORY / "tests")
-    for item in items:
-        if item.nodeid.startswith(WEEKLY):
+    whole = not any("::" in argument for argument in config.args)
+    files = {item.nodeid.partition("::")[0] for item in items}
+    for beginning in WEEKLY:
+        found = [item for item in items if item.nodeid.startswith(beginning)]
+        if not found and whole and beginning.partition("::")[0] in files:
+            raise pytest.UsageError(f"{beginning} is in weekly_tests.py and no test")
+        for item in found:
             if not item.get_closest_marker("slow"):
                 raise pytest.UsageError(f"{item.nodeid} is in weekly_tests.py and not slow")
             item.add_marker(pytest.mark.weekly)

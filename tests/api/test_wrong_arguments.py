@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support import TINY_SETTINGS, problems_of, refused
+from support import TINY_SETTINGS, RunTiny, problems_of, refused
 
 import fedstrata as fs
 from fedstrata.api.inputs import documents_of
@@ -215,9 +215,10 @@ def test_a_run_is_found_after_it_or_the_working_folder_has_moved(
     assert len(fs.resume("moved", rounds=2, progress=False).history) == 2
 
 
-def test_what_is_asked_of_a_result_in_a_wrong_way() -> None:
+def test_what_is_asked_of_a_result_in_a_wrong_way(run_once: RunTiny) -> None:
     """Names of columns are no texts, and no client has the scores of one that is not there."""
-    result = fs.run(**tiny(), out="run")
+    run = run_once("federation.rounds=1").folder
+    result = fs.load(run)
     for wrong in (FRAME, {"x": NOTES}, 3, [3], [fs.Document("1", None)], "run", "No fever."):  # type: ignore[arg-type]
         for ask in (result.predict, result.annotate):
             with refused(fs.ConfigurationError, "wrong_type", at="texts"):
@@ -225,11 +226,11 @@ def test_what_is_asked_of_a_result_in_a_wrong_way() -> None:
     assert list(result.predict(FRAME["note"]).columns)
     with refused(fs.ConfigurationError, "no_effect", at="format"):
         result.predict(["a"], format="brat")
-    values = ["site-1, site-2", "'north'"]
+    values = ["site-1, site-2, site-3", "'north'"]
     with refused(fs.ConfigurationError, "unknown_name", at="client", values=values):
-        fs.load("run", client="north")
+        fs.load(run, client="north")
     values = ["[unknown_key, from the argument settings]"]
     with refused(fs.ConfigurationError, "unknown_key", at="devise", values=values):
-        assert fs.load("run", settings={"devise": "cpu"}).model
+        assert fs.load(run, settings={"devise": "cpu"}).model
     with refused(fs.ConfigurationError, "no_effect", at="client"):
-        assert fs.load("run", client="site-1").model
+        assert fs.load(run, client="site-1").model

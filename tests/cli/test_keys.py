@@ -5,7 +5,6 @@ from __future__ import annotations
 import stat
 from pathlib import Path
 
-import pytest
 from support import Call
 from told import assert_told
 
@@ -33,42 +32,31 @@ def test_an_identity_is_a_secret_that_is_made_once(call: Call, tmp_path: Path) -
     assert again.status == 2
     assert_told(again.err, "exists", values=["north.identity"])
     assert path.read_bytes() == before
-
-
-@pytest.mark.parametrize(("path", "told"), [("", "''"), ("a/", "'a/'"), ("a", "'a'")])
-@pytest.mark.parametrize("command", [("new",), ("new", "--pseudonyms"), ("lock",)])
-def test_what_cannot_be_a_file_is_named_and_not_made(
-    call: Call, tmp_path: Path, command: tuple[str, ...], path: str, told: str
-) -> None:
-    (tmp_path / "a").mkdir()
-    sites = [f"north={OTHER}"] if command == ("lock",) else []
-    refused = call("keys", *command, path, *sites)
-    assert refused.status == 2
-    assert told in refused.err
-    assert "folder" in refused.err or not path
-    assert not list((tmp_path / "a").iterdir())
-
-
-def test_a_path_that_ends_in_a_slash_makes_no_file(call: Call, tmp_path: Path) -> None:
-    assert "'north/'" in call("keys", "new", "north/").err
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_lock_of_too_few_sites_for_any_sum_says_so(call: Call, count: int) -> None:
-    sites = [f"site-{number}=ed25519:{64 * f'{number}'}" for number in range(count)]
-    told = call("keys", "lock", "federation.lock", *sites)
-    assert told.status == 0, told.err
-    assert f" {count} site{'s'[: count > 1]};" in told.out
-    assert ("at least 3" in told.out) == (count < 3)
-
-
-def test_what_is_no_identity_is_not_shown(call: Call, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("no key")
     (tmp_path / "text").chmod(0o600)
     told = call("keys", "show", "text")
     assert told.status == 2
     assert_told(told.err, "no_identity", values=["text"])
+
+
+def test_what_cannot_be_a_file_is_named_and_not_made(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for command, sites in ((["new"], []), (["new", "--pseudonyms"], []), (["lock"], [f"north={OTHER}"])):
+        for path in ("", "a/", "a", "north/"):
+            refused = call("keys", *command, path, *sites)
+            assert refused.status == 2
+            assert repr(path) in refused.err
+            assert "folder" in refused.err or not path
+    assert [path.name for path in tmp_path.rglob("*")] == ["a"]
+
+
+def test_a_lock_of_too_few_sites_for_any_sum_says_so(call: Call) -> None:
+    for count in (1, 2, 3):
+        sites = [f"site-{number}=ed25519:{64 * f'{number}'}" for number in range(count)]
+        told = call("keys", "lock", f"{count}.lock", *sites)
+        assert told.status == 0, told.err
+        assert f" {count} site{'s'[: count > 1]};" in told.out
+        assert ("at least 3" in told.out) == (count < 3)
 
 
 def test_a_lock_holds_the_sites_and_says_to_compare(call: Call, tmp_path: Path) -> None:

@@ -7,8 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
-from support import REPOSITORY, Call, RunTiny, refused
+from support import Call, RunTiny, refused
 from told import assert_told
 
 from fedstrata.core.errors import ConfigurationError
@@ -74,6 +73,10 @@ def test_a_head_finds_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp
     several = call("ledger", "verify", run, "--head", heads[0])
     assert several.status == 2
     assert_told(several.err, "conflict", at="--head", values=[run, 3])
+    for head in ("", "abc", 64 * "A"):
+        wrong = call("ledger", "verify", ledger, "--head", head)
+        assert wrong.status == 2
+        assert_told(wrong.err, "wrong_form", at="--head", values=[64, repr(head)])
 
 
 def test_where_there_is_no_ledger_is_said(call: Call, tmp_path: Path) -> None:
@@ -97,13 +100,6 @@ def test_a_hostile_ledger_shows_no_control_characters(call: Call, tmp_path: Path
     assert told.status == 0, told.err
     assert "92 more" in told.out
     assert not re.search(r"[^\n\x20-\U0010ffff]", told.out)
-
-
-def test_the_page_has_the_fields_of_a_line(run_once: RunTiny) -> None:
-    page = (REPOSITORY / "docs" / "ledger.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
-    (line, _) = (run_once(*METHOD).folder / "clients" / "site-1" / "egress.jsonl").read_text().splitlines()
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(json.loads(line))
 
 
 def test_others_know_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
@@ -172,14 +168,6 @@ def test_a_site_that_signs_that_it_has_no_ledger_is_found(
         known.write_text("".join(json.dumps(each) + "\n" for each in own[:number]))
         told = call("ledger", "verify", site, "--witnessed", known, "--lock", site / "federation.lock")
         assert (told.status, "--witnessed: " in told.err) == (2, True)
-
-
-@pytest.mark.parametrize("head", ["", "abc", 64 * "A"])
-def test_a_head_that_is_no_hash_is_refused(call: Call, tmp_path: Path, head: str) -> None:
-    (tmp_path / "egress.jsonl").touch()
-    told = call("ledger", "verify", tmp_path, "--head", head)
-    assert told.status == 2
-    assert_told(told.err, "wrong_form", at="--head", values=[64, repr(head)])
 
 
 def test_heads_of_another_run_are_not_looked_for(run_once: RunTiny, tmp_path: Path) -> None:

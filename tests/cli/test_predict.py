@@ -58,9 +58,9 @@ def test_an_annotated_corpus_is_scored(untrained: Path, tmp_path: Path) -> None:
     assert "scored: severity" in shown.output
 
 
-def test_codes_are_scored_as_the_run_shortened_them(run_tiny: RunTiny, tmp_path: Path) -> None:
+def test_codes_are_scored_as_the_run_shortened_them(run_once: RunTiny, tmp_path: Path) -> None:
     codes = ("task.name=classify", "data.types=null", "task.max_windows=1", "data.labels.digits=3")
-    done = run_tiny(*UNTRAINED, *codes)
+    done = run_once(*UNTRAINED, *codes)
     code = next(name.removeprefix("f1/") for name in done.summary["metrics"]["global"] if "f1/" in name)
     labels = (f"{code}.9", "no code")
     write([Document("note", "chest pain", labels=labels)], tmp_path / "in", "jsonl")
@@ -108,29 +108,20 @@ def test_the_model_of_a_client(run_once: RunTiny, tmp_path: Path) -> None:
     assert predict(*arguments, "--client", "site-2").exit_code == 0
 
 
-@pytest.mark.parametrize(
-    ("content", "options", "path", "code", "values"),
-    [
+def test_bad_input_is_one_message_and_nothing_is_written(
+    untrained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    wrong: list[tuple[bytes, tuple[str, ...], str, str, list[str]]] = [
         (b"na\xefve", (), "INPUT", "not_utf8", ["note.txt, line 1", "byte 2"]),
         (b"x", ("--input-format", "word"), "--input-format", "unknown_name", ["text"]),
         (b"x", ("task.stride=4",), "task.stride", "changed", ["4", "8"]),
         (b"x", ("--out", "."), "", "exists", []),
-    ],
-)
-def test_bad_input_is_one_message_and_nothing_is_written(
-    untrained: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    content: bytes,
-    options: tuple[str, ...],
-    path: str,
-    code: str,
-    values: list[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("note.txt").write_bytes(content)
-    shown = predict(untrained, "note.txt", *options)
-    assert_refused(shown.exception, ConfigurationError, code, at=path, values=values)
-    assert isinstance(shown.exception, ConfigurationError)
-    assert shown.exception.exit_status == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
+    ]
+    for content, options, path, code, values in wrong:
+        Path("note.txt").write_bytes(content)
+        error = predict(untrained, "note.txt", *options).exception
+        assert_refused(error, ConfigurationError, code, at=path, values=values)
+        assert isinstance(error, ConfigurationError)
+        assert error.exit_status == 2
+        assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]

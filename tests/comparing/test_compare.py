@@ -244,12 +244,6 @@ def test_rows_may_differ_in_their_data_when_the_sweep_says_so(tmp_path: Path) ->
     assert found.code == "conflict"
 
 
-def test_documents_are_read_and_divided_before_anything_starts(tmp_path: Path) -> None:
-    text = BASE + "partition: {by: iid, clients: 100}\nsweep: {grid: {training.epochs: [1, 2]}}\n"
-    (found,) = refusals(tmp_path, text)
-    assert (found.path, found.origin) == ("partition.clients", "sweep.yaml, line 4")
-
-
 def test_documents_are_divided_as_every_seed_will_divide_them(tmp_path: Path) -> None:
     """A type of mentions must be in a note that is trained on; with seed 3 neither of two such notes is."""
     labels = ["common"] * 16 + ["rare"] * 2
@@ -272,13 +266,16 @@ def test_documents_are_divided_as_every_seed_will_divide_them(tmp_path: Path) ->
     assert_told(refusals(tmp_path, text, "sweep.seeds=[3]"), {("data.types", "unknown_name"): ["'rare'"]})
 
 
-def test_what_is_wrong_with_the_documents_of_a_row_is_said_once_for_all_seeds(tmp_path: Path) -> None:
+def test_what_is_wrong_with_the_documents_of_a_row_is_said_once_for_all_seeds_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     text = BASE + (
         "sweep:\n  allow_different_data: true\n  seeds: [0, 1, 2]\n"
         "  rows:\n    a: {}\n    b: {partition: {by: iid, clients: 100}}\n    c: {}\n"
     )
     (found,) = refusals(tmp_path, text)
-    assert found.path == "b, seed 0 and 2 more: partition.clients"
+    assert (found.path, found.origin) == ("b, seed 0 and 2 more: partition.clients", "sweep.yaml, line 9")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_rule_that_needs_more_clients_is_refused_before_other_rows_have_run(tmp_path: Path) -> None:
@@ -320,12 +317,6 @@ def test_a_column_must_be_one_that_runs_can_have(tmp_path: Path, finished: bool)
         assert_told(found, {("sweep.columns", "unknown_name"): values})
 
 
-def test_a_score_to_tune_by_must_exist(tmp_path: Path) -> None:
-    values = ["f1, precision, recall, lenient_f1", "not 'accuracy'"]
-    found = refusals(tmp_path, TUNED, "sweep.tune.metric=accuracy")
-    assert_told(found, {("sweep.tune.metric", "unknown_name"): values})
-
-
 def test_a_folder_with_runs_of_other_settings_is_refused(tmp_path: Path) -> None:
     finish(tmp_path / "out" / "small" / "seed-0", validation=0.5)
     lock(tmp_path)
@@ -352,15 +343,13 @@ def test_two_comparisons_in_one_folder_are_refused(tmp_path: Path) -> None:
     assert len(comparison.execute()) == 1
 
 
-@pytest.mark.parametrize(("summary", "rounds"), [(False, 2), (True, 1)])
-def test_what_has_not_finished_all_its_rounds_is_not_taken_as_finished(
-    tmp_path: Path, summary: bool, rounds: int
-) -> None:
-    finish(tmp_path / "out" / "small" / "seed-0", validation=0.5, summary=summary, rounds=rounds)
+def test_what_has_not_finished_all_its_rounds_is_not_taken_as_finished(tmp_path: Path) -> None:
+    for seed, (summary, rounds) in enumerate(((False, 2), (True, 1))):
+        folder = tmp_path / "out" / "small" / f"seed-{seed}"
+        finish(folder, f"seed={seed}", validation=0.5, summary=summary, rounds=rounds)
     lock(tmp_path)
-    ((trial,),) = [row.trials.values() for row in checked(tmp_path, BASE, "sweep.seeds=[0]")._rows]
-    assert trial[0].begun
-    assert trial[0].summary() is None
+    ((trials,),) = [row.trials.values() for row in checked(tmp_path, BASE, "sweep.seeds=[0,1]")._rows]
+    assert [(trial.begun, trial.summary()) for trial in trials.values()] == [(True, None)] * 2
 
 
 def test_runs_side_by_side_share_the_cores_and_change_no_threads(

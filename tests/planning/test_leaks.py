@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from support import TINY, Call
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
-from fedstrata.engine.prepare import prepare
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.leaks import leak_warnings
 from fedstrata.planning.measurements import Rehearsed, RoundCost, Timed, Turn
-from fedstrata.planning.survey import survey
+from fedstrata.planning.survey import Survey, survey
 
 SMALL = (*TINY, "data.synthetic.notes=12", "task.max_length=32")
 WIDTH, MOST = 32, 30
@@ -36,21 +37,27 @@ BERT = "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, 
 BERT += "num_attention_heads: 4}"
 
 
-def estimate_of(*overrides: str, tokens: Sequence[int] = ()) -> Estimate:
-    """Returns a run, of clients of so many tokens; what it sends is asked of its method and not rehearsed."""
+@cache
+def prepared(*overrides: str) -> tuple[Experiment, Survey, Rehearsed]:
+    """Returns a run, once for the same overrides; what it sends is asked of its method and not rehearsed."""
     experiment = prepare(read_source(None, [*SMALL, *overrides]))
-    surveyed = survey(experiment)
-    if tokens:
-        counted = zip(surveyed.workloads, tokens, strict=True)
-        workloads = tuple(replace(workload, tokens=count) for workload, count in counted)
-        surveyed = replace(surveyed, workloads=workloads)
     method, model = experiment.method, experiment.model
     plan = Plan(method.start(model).tensors)
     trained = model.tensors(method.trainable(model.layout))
     sent = method.sends("train", plan, {"loss": 0.5}, trained, model.layout)
     turns = [Turn(number, "site-1", [Timed(1, 1.0)]) for number in (1, 2)]
     costs = [RoundCost(1.0, 1.0, 0.0, 0.0)] * 2
-    return Estimate(experiment, surveyed, Rehearsed(turns, costs, up=dict.fromkeys(sent, 1)))
+    return experiment, survey(experiment), Rehearsed(turns, costs, up=dict.fromkeys(sent, 1))
+
+
+def estimate_of(*overrides: str, tokens: Sequence[int] = ()) -> Estimate:
+    """Returns what a plan estimates of a run, of clients of so many tokens."""
+    experiment, surveyed, rehearsed = prepared(*overrides)
+    if tokens:
+        counted = zip(surveyed.workloads, tokens, strict=True)
+        workloads = tuple(replace(workload, tokens=count) for workload, count in counted)
+        surveyed = replace(surveyed, workloads=workloads)
+    return Estimate(experiment, surveyed, rehearsed)
 
 
 def leaks_of(*overrides: str, tokens: Sequence[int] = ()) -> list[str]:
@@ -79,14 +86,12 @@ def test_a_client_of_fewer_tokens_than_layers_are_wide_is_named() -> None:
         pytest.param((TOP, SGD, *PRIVATE), id="differential privacy"),
         pytest.param(("method={name: local_only}", SGD), id="nothing is sent"),
         pytest.param(("method={name: fedlora}", "training.optimizer=adamw"), id="Adam and an adapter"),
+        pytest.param(("method={name: centralized}", SGD), id="notes themselves travel"),
     ],
 )
 def test_few_tokens_where_nothing_can_be_read_are_not_warned_of(overrides: tuple[str, ...]) -> None:
-    assert leaks_of(*overrides, tokens=[1, 1, 1]) == []
-
-
-def test_notes_that_are_pooled_travel_themselves_and_are_not_warned_of() -> None:
-    assert leaks_of("method={name: centralized}", SGD, tokens=[1]) == []
+    workloads = len(estimate_of(*overrides).workloads)
+    assert leaks_of(*overrides, tokens=[1] * workloads) == []
 
 
 def test_as_many_tokens_as_layers_are_wide_are_not_warned_of() -> None:
