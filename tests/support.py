@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -55,6 +56,10 @@ TINY_SETTINGS = {
     if name != "federation.rounds"
 }
 """The same as the argument `settings` of `fedstrata.run`, but for `rounds`."""
+
+
+PREFIXES_REFUSED = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24)
+"""Whether the installed transformers is one in whose classifiers PEFT finds no place for a prefix."""
 
 
 @contextmanager

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import problems_of, refused
+from peft import PrefixTuningConfig, get_peft_model
+from support import PREFIXES_REFUSED, problems_of, refused
 from tiny_models import VARIANTS
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
@@ -173,6 +175,22 @@ def test_a_family_without_known_sublayers_asks_for_their_names(tiny_model: Make)
 def test_a_model_that_takes_no_prefix_is_refused_at_once(tiny_model: Make, family: str) -> None:
     with refused(ConfigurationError, "not_supported", at="adapter.kind", values=["prefix"]):
         attach(tiny_model(family), PREFIX, kind="token-classification", seed=Seed(0))
+
+
+def test_prefixes_are_refused_where_peft_cannot_put_them_and_nowhere_else(tiny_model: Make) -> None:
+    """Once PEFT can under 5.24 this fails, and the refusal can go."""
+    kind, config = "token-classification", PrefixTuningConfig(task_type="TOKEN_CLS", num_virtual_tokens=3)
+    wrapped = get_peft_model(tiny_model("bert").module, config)
+    ids = torch.arange(4, 22).view(2, 9)
+    if not PREFIXES_REFUSED:
+        assert wrapped(input_ids=ids).logits.shape[:2] == ids.shape
+        assert attach(tiny_model("bert"), PREFIX, kind=kind, seed=Seed(0)).layout.blocks
+        return
+    with pytest.raises(ValueError, match="past key values"):
+        wrapped(input_ids=ids)
+    versions = [version("transformers"), version("peft"), "below 5.24"]
+    with refused(ConfigurationError, "not_supported", at="adapter.kind", values=versions):
+        attach(tiny_model("bert"), PREFIX, kind=kind, seed=Seed(0))
 
 
 @pytest.mark.parametrize("settings", [LORA, BOTTLENECK, PREFIX], ids=lambda settings: settings.kind)

@@ -307,7 +307,7 @@ def test_what_the_server_cannot_answer_costs_only_the_client_that_asks(
     with server.serving():
         long = [Document("long", " ".join(["No fever"] * 100))]
         other = Generating(prepare_prompts(source, "site-2"), "site-2", tmp_path, long, tokens=4)
-        with refused(RefusedError, "refused", values=[" 4000;"]):
+        with refused(RefusedError, "session_too_large", values=[" 4000;"]):
             other.run(session_of(other, server.address))
         for wrong, values in (
             (_wrong_shape, ["(1, 2, 32)", "(1, 3, 32)"]),

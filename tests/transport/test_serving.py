@@ -108,6 +108,7 @@ def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("reports")
 @pytest.mark.claim("processes#absent-client")
 def test_a_client_that_comes_later_is_scored_and_one_that_is_given_up_is_not_waited_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch

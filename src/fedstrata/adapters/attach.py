@@ -7,6 +7,7 @@ are the `Layout` of the new model.
 
 import warnings
 from collections.abc import Collection, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedstrata.core.model import Layout
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.blocks import find_layout, transformers_model
+from fedstrata.models.caching import cache_name
 from fedstrata.models.plain import PlainModel
 from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
 
@@ -104,7 +106,7 @@ def wrap(
             raise ConfigurationError(
                 [Problem("adapter.kind", f"{message}; use lora or bottleneck", code="not_supported")]
             )
-        _check_prefix(module, layout, settings, heads)
+        _check_prefix(module, layout, settings, heads, kind)
     config = _configuration(module, layout, settings, heads, full)
     config.task_type = TASK_TYPES[kind]
     module.requires_grad_(False)
@@ -259,7 +261,9 @@ def _configuration(
     return PrefixTuningConfig(num_virtual_tokens=settings.tokens)
 
 
-def _check_prefix(module: nn.Module, layout: Layout, settings: PrefixSettings, heads: Sequence[str]) -> None:
+def _check_prefix(
+    module: nn.Module, layout: Layout, settings: PrefixSettings, heads: Sequence[str], kind: str
+) -> None:
     """Refuses more tokens than the model has room for, and a head of which PEFT would leave a part behind.
 
     And a side of a divided model: PEFT gives every block its keys and values, whether it is there or not.
@@ -268,6 +272,13 @@ def _check_prefix(module: nn.Module, layout: Layout, settings: PrefixSettings, h
     if not all(layout.blocks):
         message = "prefix cannot be divided between client and server; lora and bottleneck can"
         problems.append(Problem("adapter.kind", message, code="not_divisible"))
+    elif kind != "causal-lm" and cache_name(transformers_model(module).base_model) == "cache":
+        # PEFT looks for the argument's older name.
+        message = (
+            f"prefix needs transformers below 5.24 where the model is a classifier: with the installed "
+            f"{version('transformers')} PEFT {version('peft')} finds no place for it; use lora or bottleneck"
+        )
+        problems.append(Problem("adapter.kind", message, code="not_supported"))
     config = transformers_model(module).config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and settings.tokens >= positions:

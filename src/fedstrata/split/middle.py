@@ -26,6 +26,7 @@ from transformers import Cache, PreTrainedModel
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem, StepLostError
 from fedstrata.models.blocks import block_modules, family_of, is_empty, is_listed, transformers_model
+from fedstrata.models.caching import cache_name
 from fedstrata.models.prefix import answering, run_prefix
 from fedstrata.models.state import Model
 from fedstrata.split.rows import Rows
@@ -57,6 +58,7 @@ class Middle:
         self.inner: PreTrainedModel = transformers_model(model.module)
         self._base: Any = self.inner.base_model
         self._takes = inspect.signature(self._base.forward).parameters
+        self._keys = cache_name(self._base)
         self._weights = list(model.module.parameters())
         self._dtype = next(each.dtype for each in self._blocks.parameters() if each.is_floating_point())
         self._waiting: dict[str, tuple[Tensor, Tensor, int]] = {}  # leaf, output, version of the weights
@@ -70,7 +72,7 @@ class Middle:
     @property
     def keeps_cache(self) -> bool:
         """Whether the architecture can go on from keys and values."""
-        return "past_key_values" in self._takes
+        return self._keys is not None
 
     def run(self, states: Tensor, rows: Rows, cut: Cut | None = None, cache: Cache | None = None) -> Tensor:
         """Runs the middle in evaluation mode.
@@ -192,7 +194,7 @@ class Middle:
     def _call(self, states: Tensor, rows: Rows, cache: Cache | None) -> None:
         further: dict[str, Any] = {
             "position_ids": rows.positions(states.device, states.shape[1]),
-            "past_key_values": cache,
+            str(self._keys): cache,
             "use_cache": cache is not None,
         }
         known = {name: value for name, value in further.items() if name in self._takes}
