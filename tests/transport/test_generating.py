@@ -309,11 +309,11 @@ def test_what_the_server_cannot_answer_costs_only_the_client_that_asks(
         other = Generating(prepare_prompts(source, "site-2"), "site-2", tmp_path, long, tokens=4)
         with refused(RefusedError, "session_too_large", values=[" 4000;"]):
             other.run(session_of(other, server.address))
-        for wrong, values in (
-            (_wrong_shape, ["(1, 2, 32)", "(1, 3, 32)"]),
-            (_not_finite, ["states", "not finite"]),
+        for wrong, code, values in (
+            (_wrong_shape, "wrong_shape", ["(1, 2, 32)", "(1, 3, 32)"]),
+            (_not_finite, "not_finite", ["states"]),
         ):
-            with monkeypatch.context() as patch, refused(RefusedError, "refused", values=values):
+            with monkeypatch.context() as patch, refused(RefusedError, code, values=values):
                 patch.setattr(RemoteMiddle, "open", wrong)
                 own.run(session_of(own, server.address))
         assert own.run(session_of(own, server.address))[0].text_pair
