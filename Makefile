@@ -1,12 +1,13 @@
 # The commands of the README. Each creates .venv when it is needed; PYTHON chooses the interpreter (3.11 or newer).
 PYTHON ?= python3
 VENV ?= .venv
-BIN := $(VENV)/bin
+BIN = $(VENV)/bin
 LOCK := requirements.lock
 # In the versions that were tested, and in no others.
-INSTALL := $(BIN)/python -m pip install --quiet --constraint $(LOCK)
+INSTALL = $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 
-.PHONY: demo docs test test-slow test-weekly engines test-engines test-engines-all mutations check lint lock wheel clean
+.PHONY: demo docs doctest test test-slow test-weekly test-versions test-lowest test-newest test-python \
+	engines test-engines test-engines-all mutations check lint lock wheel clean
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("fedstrata needs Python 3.11 or newer") if sys.version_info < (3, 11) else None'
@@ -39,18 +40,48 @@ docs: $(VENV)/installed-docs
 
 # With one thread a process: small tensors gain nothing from more. And without torch's compiler, which nothing here uses: bitsandbytes,
 # which peft imports wherever it is installed, begins with three seconds of loading it.
-PYTEST := OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest
+PYTEST = OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest
 
 # A process a core.
+FAST := -m 'not slow and not engines' --numprocesses auto --dist worksteal
+
 test: $(VENV)/installed-test
-	$(PYTEST) -m 'not slow and not engines' --numprocesses auto --dist worksteal
+	$(PYTEST) $(FAST)
+
+# A module whose extra is not installed has no doctests here.
+doctest: $(VENV)/installed-test
+	$(PYTEST) --doctest-modules --doctest-ignore-import-errors src
 
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m 'slow and not engines and not weekly' --numprocesses auto --dist worksteal
 
 # The dearest of them, which a landing does not wait for: most of an hour.
 test-weekly: $(VENV)/installed-test
-	$(PYTEST) -m weekly --numprocesses auto --dist worksteal
+	$(PYTEST) -m weekly --hypothesis-profile weekly --numprocesses auto --dist worksteal
+
+# The fast tests in the lowest versions that pyproject.toml allows, and in the newest: once a week, each in an environment of its own.
+# uv leaves the tested torch, which pip has installed: others bring gigabytes of CUDA.
+test-versions: test-lowest test-newest
+
+test-lowest: override VENV := $(VENV)-lowest
+test-lowest: RESOLUTION := lowest-direct
+test-newest: override VENV := $(VENV)-newest
+test-newest: RESOLUTION := highest
+test-lowest test-newest:
+	$(PYTHON) -m venv --clear $(VENV)
+	$(INSTALL) torch 'uv>=0.9,<1'
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --resolution $(RESOLUTION) --editable '.[test,bench]'
+	$(PYTEST) $(FAST)
+
+# On another interpreter: `make test-python PYTHON=python3.12` imports every module, reads every format, and makes one run.
+test-python: override VENV := $(VENV)-$(notdir $(PYTHON))
+test-python:
+	$(PYTHON) -m venv --clear $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) --editable '.[test]'
+	$(BIN)/python scripts/import_modules.py
+	$(PYTEST) -m 'not slow and not engines' tests/data/readers
+	$(BIN)/fedstrata run data.synthetic.notes=24 federation.rounds=1 --out $(VENV)/run
 
 engines: $(VENV)/installed-engines
 
@@ -61,11 +92,11 @@ test-engines: $(VENV)/installed-engines
 test-engines-all: $(VENV)/installed-engines
 	$(PYTEST) -m engines tests/engines
 
-# Whether the tests of privacy see a mistake in what they guard; once a week, and before a release: most of an hour. All scripts run,
-# whatever one finds.
+# Whether tests see a mistake in what they guard; once a week, and before a release: more than an hour. All scripts run, whatever one
+# finds.
 mutations: $(VENV)/installed-test
-	status=0; for script in mutations secure_sum_mutations budget_mutations joint_noise_mutations; do \
-		$(BIN)/python benchmarks/privacy/$$script.py || status=1; done; exit $$status
+	status=0; for script in privacy/mutations privacy/secure_sum_mutations privacy/budget_mutations privacy/joint_noise_mutations \
+		reliability/suite_mutations; do $(BIN)/python benchmarks/$$script.py || status=1; done; exit $$status
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
@@ -73,7 +104,7 @@ lint: $(VENV)/installed-test
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test
+check: lint doctest test
 
 # Every package that the targets above install, in the newest version that pyproject.toml allows.
 lock: | $(BIN)/python
@@ -85,4 +116,4 @@ wheel: $(VENV)/installed-test
 	$(BIN)/python -m build --no-isolation
 
 clean:
-	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(VENV)-* site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

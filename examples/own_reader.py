@@ -24,7 +24,7 @@ class Export(fs.Reader):
 
     def read(self, path: Path, annotations: Path | None) -> Iterator[fs.Document]:
         """Yields the one document of a file."""
-        text, rule, after = path.read_text(encoding="utf-8").partition(f"\n{self.rule}\n")
+        text, rule, after = path.read_text(encoding="utf-8-sig").partition(f"\n{self.rule}\n")
         if not rule:
             raise fs.DataError(path, "its text and its mentions are not divided", expected=self.rule)
         mentions = [line.split(maxsplit=2) for line in after.splitlines()]

@@ -1,13 +1,12 @@
-"""Records what the command line does, in digests, so that two versions of the code can be compared.
+"""Shows that a change of the code changes no result: runs the same cases at a commit and here, and compares.
 
-    python scripts/digests.py record before.json
-    python scripts/digests.py record after.json --only runs/fedavg served
-    python scripts/digests.py compare before.json after.json
+    python scripts/digests.py compare HEAD
+    python scripts/digests.py compare v0.1.0 --only fedavg "served sums" --jobs 2
 
-Everything goes through `python -m fedstrata`, whose code is that of PYTHONPATH or of the environment, so the
-layout of the code does not matter. What is run stands in `digest_cases.yaml`; what is left out of the
-digests, and why, in `digest_files.py`. Each entry is a process of its own in a folder of its own, forked from
-one that has imported everything. Digests of floating-point numbers are those of one machine.
+The commit is checked out in a temporary worktree. Each side runs its own code with its own case file,
+`digest_cases.yaml`, which also says which keys and files were renamed; a commit whose file has another format
+is run with this one. `digest_differences.py` says what is compared. Bits differ between processors, so both
+sides run on this machine and nothing is stored.
 """
 
 from __future__ import annotations
@@ -18,345 +17,311 @@ import importlib
 import json
 import multiprocessing
 import os
+import re
 import runpy
 import shlex
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
-from digest_files import differences, folder_digest, json_digest, scrubbed_text
+from digest_differences import Names, compared, differences, kept
 from ruamel.yaml import YAML
 
-CASES = Path(__file__).with_name("digest_cases.yaml")
+REPOSITORY = Path(__file__).parents[1]
+CASES = "scripts/digest_cases.yaml"
+SHOWN = 12
+"""Differences of a case that are shown."""
+MOST_SECONDS = 900
+"""After which a case is stopped."""
 ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # sums come out equal, and small tensors gain nothing from more
+    "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    "TORCHDYNAMO_DISABLE": "1",
     "HF_HUB_OFFLINE": "1",
-    "COLUMNS": "200",
     "NO_COLOR": "1",
     "TERM": "dumb",
 }
-FIRST = ("demo", "compare", "served/", "asked/", "ner and what")
-"""Parts of the names of entries that take longest, which are begun first."""
-SHOWN = 12
-"""Differences of an entry that are shown."""
-MOST_SECONDS = 900
-"""After which an entry is given up."""
-CLIENTS = ("site-1", "site-2", "site-3")
+HEAVY = ("torch", "transformers", "peft", "pandas")
+"""What takes long to import, whatever the code of a side is."""
+FORK = multiprocessing.get_context("fork")
 
-Entry = Callable[[Path], list[dict[str, Any]]]
-"""Runs commands in the current folder, and returns how each ended and what it said; takes the root."""
+Settings = Mapping[str, Any]
+Step = tuple[list[str], Settings]
+"""Commands that run side by side, and the settings that all of them have."""
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    verbs = parser.add_subparsers(dest="verb", required=True)
-    record = verbs.add_parser("record", help="run everything and write its digests")
-    record.add_argument("file", type=Path)
-    record.add_argument("--only", nargs="+", default=[], metavar="NAME", help="how names of entries begin")
-    record.add_argument("--jobs", type=int, default=2, help="entries side by side")
-    record.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder, to keep all files in")
-    compare = verbs.add_parser("compare", help="say in which entries two recordings differ, and where")
-    compare.add_argument("one", type=Path)
-    compare.add_argument("other", type=Path)
-    return parser.parse_args()
+def steps_of(case: Settings | Sequence[Any], commands: Mapping[str, Any]) -> list[Step]:
+    """Returns the steps of a case; one that is a mapping is the settings of the command `run`."""
+    steps: list[Step] = []
+    for given in [{"run": case}] if isinstance(case, Mapping) else case:
+        ((name, settings),) = given.items() if isinstance(given, Mapping) else [(given, {})]
+        known = commands.get(name, name)
+        steps.append(([known] if isinstance(known, str) else list(known), settings))
+    return steps
 
 
-def overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Returns settings by dotted path as the command line takes them."""
-    return [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in settings.items()]
+def call(command: str, settings: Settings, log: Path) -> None:
+    """Runs one command of fedstrata in this process, which then ends with its exit status."""
+    overrides = [f"{path}={json.dumps(value, ensure_ascii=False)}" for path, value in settings.items()]
+    sys.argv = ["fedstrata", *shlex.split(command), *overrides]
+    with log.open("w", encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        with contextlib.redirect_stdout(file), contextlib.redirect_stderr(file):
+            try:
+                runpy.run_module("fedstrata", run_name="__main__")
+            except SystemExit:
+                raise
+            except BaseException:
+                traceback.print_exc()
+                sys.exit(1)
+            finally:
+                log.with_suffix(".modules").write_text("\n".join(sys.modules), encoding="utf-8")
 
 
-def called(command: Sequence[str], root: Path) -> dict[str, Any]:
-    """Calls one command in this process; returns its exit status and what it said."""
-    files = [root / f"{name}-{os.getpid()}" for name in ("out", "err")]
-    status: Any = 0
-    with contextlib.ExitStack() as stack:
-        out, err = (stack.enter_context(file.open("w", encoding="utf-8")) for file in files)
-        for number, file in ((1, out), (2, err)):
-            os.dup2(file.fileno(), number)  # of what is no Python, and of processes that are started
-        stack.enter_context(contextlib.redirect_stdout(out))
-        stack.enter_context(contextlib.redirect_stderr(err))
-        sys.argv = ["fedstrata", *command]
-        try:
-            runpy.run_module("fedstrata", run_name="__main__")
-        except SystemExit as stop:
-            status = stop.code or 0
-    said = [file.read_text(encoding="utf-8") for file in files]
-    return step(shlex.join(command), status, *said, root)
+def run_case(steps: Sequence[Step], folder: Path, base: str) -> None:
+    """Runs the steps of a case in its folder, until one fails; writes beside it what failed, or nothing."""
+    os.setpgid(0, 0)  # so that every process of the case can be ended
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.alarm(MOST_SECONDS)  # ends this process
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    Path("site.yaml").write_text(base, encoding="utf-8")
+    failed, printed = "", ""
+    for commands, settings in steps:
+        logs = {
+            command: folder.with_suffix(f".{number}.log")
+            for number, command in enumerate(with_values(commands, printed))
+        }
+        failed = run_step(logs, settings)
+        printed += "".join(log.read_text(encoding="utf-8") for log in logs.values())
+        if failed:
+            break
+    folder.with_suffix(".failed").write_text(failed, encoding="utf-8")
 
 
-def step(command: str, status: Any, out: str, err: str, root: Path) -> dict[str, Any]:
-    """Returns the digest of a command that has ended."""
-    told = json_digest(out, root) if out.startswith("{") else scrubbed_text(out, root).splitlines()
-    complained = scrubbed_text(err, root).splitlines()
-    return {"command": command, "status": status, "stdout": told, "stderr": complained}
+def run_step(logs: Mapping[str, Path], settings: Settings) -> str:
+    """Runs commands side by side, until one fails; returns which that was and what it said, or ""."""
+    running: dict[Any, tuple[str, Any]] = {}
+    for command, log in logs.items():
+        process = FORK.Process(target=call, args=(command.removesuffix(" &"), settings, log))
+        process.start()
+        running[process.sentinel] = (command, process)
+    while running:
+        interrupted = all(command.endswith(" &") for command, _ in running.values())
+        for _, process in running.values() if interrupted else ():
+            os.kill(process.pid, signal.SIGINT)
+        for sentinel in wait(list(running)):
+            command, process = running.pop(sentinel)
+            process.join()
+            if process.exitcode and not interrupted:
+                for _, other in running.values():
+                    other.kill()
+                last = " / ".join(logs[command].read_text(encoding="utf-8").splitlines()[-4:])
+                return f"`{command}` ended with {process.exitcode}: {last}"
+    return ""
 
 
-def sequence(commands: Sequence[Sequence[str]]) -> Entry:
-    """Returns the entry of commands that are called one after the other."""
-    return lambda root: [called(command, root) for command in commands]
-
-
-def served(settings: Mapping[str, Any]) -> Entry:
-    """Returns the entry of a run whose clients are processes of their own."""
-
-    def entry(root: Path) -> list[dict[str, Any]]:
-        options, where = credentials(), free_address()
-        given = ["site.yaml", *overrides(settings)]
-        serve = ["split", "serve", "--listen", where, "--out", "run", *options["server"], *given]
-        joins = [
-            ["split", "join", "--server", where, "--home", f"home-{client}", *options[client], *given]
-            for client in CLIENTS
-        ]
-        return conversation([serve, *joins], root)
-
-    return entry
-
-
-def asked(settings: Mapping[str, Any]) -> Entry:
-    """Returns the entry of a run whose model a client then generates with, divided between two processes."""
-
-    def entry(root: Path) -> list[dict[str, Any]]:
-        options, where = credentials(), free_address()
-        given = ["site.yaml", *overrides(settings)]
-        run = called(["run", "--out", "run", *given], root)
-        answer = ["split", "answer", "run", "--listen", where, *options["server"]]
-        generate = ["split", "generate", "--server", where, "--home", "run", "--out", "told.jsonl", *given]
-        generate += [*options[CLIENTS[0]], "--prompts", "../../corpora/asked/one.txt", "--max-new-tokens=8"]
-        return [run, *conversation([answer, generate], root, stop=True)]
-
-    return entry
-
-
-def conversation(
-    commands: Sequence[Sequence[str]], root: Path, *, stop: bool = False
-) -> list[dict[str, Any]]:
-    """Starts commands side by side; with `stop` the first is interrupted once the others have ended."""
-    processes = [start(command) for command in commands]
-    try:
-        told = [process.communicate(timeout=MOST_SECONDS / 2) for process in processes[1:]]
-        if stop:
-            processes[0].send_signal(signal.SIGINT)
-        told.insert(0, processes[0].communicate(timeout=MOST_SECONDS / 2))
-    finally:
-        for process in processes:
-            process.kill()
-    return [
-        step(" ".join(command[:2]), process.returncode, *said, root)
-        for command, process, said in zip(commands, processes, told, strict=True)
-    ]
-
-
-def start(command: Sequence[str]) -> subprocess.Popen[str]:
-    """Starts a command as a process of its own."""
-    whole = [sys.executable, "-m", "fedstrata", *command]
-    return subprocess.Popen(whole, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # noqa: S603
-
-
-def credentials() -> dict[str, list[str]]:
-    """Writes certificates and tokens into `secret`; returns the options of each side."""
-    import trustme  # noqa: PLC0415 - of the extra `test`
-
-    folder, authority, options = Path("secret"), trustme.CA(), {}
-    folder.mkdir()
-    authority.cert_pem.write_to_path(folder / "authority.pem")
-    for name in ("server", *CLIENTS):
-        issued = authority.issue_cert("localhost", common_name=name)
-        issued.cert_chain_pems[0].write_to_path(folder / f"{name}.pem")
-        issued.private_key_pem.write_to_path(folder / f"{name}.key")
-        (folder / f"{name}.token").write_text(f"token-of-{name}\n")
-        files = {"certificate": f"{name}.pem", "key": f"{name}.key", "authority": "authority.pem"}
-        options[name] = [part for key, file in files.items() for part in (f"--{key}", f"secret/{file}")]
-    (folder / "tokens").write_text("".join(f"{client} token-of-{client}\n" for client in CLIENTS))
-    for file in folder.iterdir():
-        file.chmod(0o600)
-    options["server"] += ["--tokens", "secret/tokens"]
-    for client in CLIENTS:
-        options[client] += ["--client", client, "--token", f"secret/{client}.token"]
-    return options
-
-
-def free_address() -> str:
-    """Returns an address of this machine that nobody listens on."""
+def with_values(commands: Sequence[str], printed: str) -> list[str]:
+    """Returns commands with a free `{address}`, and with `{key 1}` and so on that were printed before."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        return f"localhost:{probe.getsockname()[1]}"
+        values = {"{address}": f"localhost:{probe.getsockname()[1]}"}
+    for number, key in enumerate(re.findall(r"ed25519:\S+", printed), 1):
+        values[f"{{key {number}}}"] = key
+    filled = list(commands)
+    for name, value in values.items():
+        filled = [command.replace(name, value) for command in filled]
+    return filled
 
 
-def entries_of(cases: Mapping[str, Any]) -> dict[str, Entry]:
-    """Returns every entry by its name."""
-    entries = {"demo": sequence([["run", "--out", "run"]])}
-    for name, settings in cases["runs"].items():
-        command = ["run", "site.yaml", "--out", "run", *overrides(settings)]
-        entries[f"runs/{name}"] = sequence([command])
-    for name, settings in cases["plans"].items():
-        command = ["plan", "site.yaml", "--json", "--seconds", "0", *overrides(settings)]
-        entries[f"plans/{name}"] = sequence([command])
-    for name, settings in cases["refused"].items():
-        command = ["run", "site.yaml", "--out", "run", *overrides(settings)]
-        entries[f"refused/{name}"] = sequence([command])
-    for name, steps in cases["sequences"].items():
-        entries[f"sequences/{name}"] = sequence([command_of(each) for each in steps])
-    for name, settings in cases["served"].items():
-        entries[f"served/{name}"] = served(settings)
-    for name, settings in cases["asked"].items():
-        entries[f"asked/{name}"] = asked(settings)
-    return entries
+def run_cases(cases: Mapping[str, Sequence[Step]], root: Path, base: str, jobs: int) -> None:
+    """Runs cases side by side, each in a process forked from this one."""
+    waiting, began = list(cases), {}
+    running: dict[Any, tuple[str, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                name = waiting.pop(0)
+                process = FORK.Process(target=run_case, args=(cases[name], folder_of(name, root), base))
+                process.start()
+                running[process.sentinel], began[name] = (name, process), time.monotonic()
+            for sentinel in wait(list(running)):
+                name, process = running.pop(sentinel)
+                process.join()
+                end(process.pid)
+                took = f"{time.monotonic() - began[name]:.1f} s"
+                print(f"  {name}: {took}{', failed' if failure(name, root) else ''}", flush=True)
+    finally:
+        for _, process in running.values():
+            end(process.pid)
 
 
-def command_of(given: str | Mapping[str, Any]) -> list[str]:
-    """Returns a command of a sequence, which may have settings."""
-    if isinstance(given, str):
-        return shlex.split(given)
-    ((command, settings),) = given.items()
-    return [*shlex.split(command), *overrides(settings)]
+def end(group: int) -> None:
+    """Ends the processes of a case that are left."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
 
 
-def prepare(root: Path, cases: Mapping[str, Any]) -> None:
-    """Writes the corpora and imports what first commands had imported, so that no other entry waits for it.
+def folder_of(name: str, root: Path) -> Path:
+    return root / "cases" / name.replace(" ", "_")
 
-    They are a process of their own: torch cannot train in a fork of one that has trained.
-    """
-    for names, pieces in cases["corpora"].items():
+
+def failure(name: str, root: Path) -> str:
+    """Returns which command of a case failed and what it said last, or "" if none did."""
+    said = folder_of(name, root).with_suffix(".failed")
+    return said.read_text(encoding="utf-8") if said.exists() else "it was stopped"
+
+
+def stop(number: int, _: object) -> None:
+    """Ends this process after what it has to clean up, which no second signal interrupts."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
+def record(file: Mapping[str, Any], wanted: Sequence[str], source: Path, root: Path, jobs: int) -> None:
+    """Runs cases with the code in a folder; in a process of its own, which imports it."""
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    os.environ.update(ENVIRONMENT, PYTHONPATH=str(source))
+    sys.path.insert(0, str(source))
+    for paths, pieces in file["corpora"].items():
         text = "".join(
             piece["text"].replace("{n}", str(number))
             for piece in pieces
             for number in range(piece.get("repeat", 1))
         )
-        for name in names.split():
-            path = root / "corpora" / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-    synth = [
-        ["synth", *shlex.split(options), "--out", str(root / "corpora" / name)]
-        for name, options in cases["synthesised"].items()
-    ]
-    with as_it_was():  # in this process, which then has what the synthetic corpus is made from
-        told = sequence(synth)(root)
+        for path in paths.split():
+            (root / "corpora" / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / "corpora" / path).write_text(text, encoding="utf-8")
+    import_all(HEAVY)
+    for number, step in enumerate(steps_of(file["prepare"], file["commands"]), 1):
+        name = f"prepare {number}"
+        run_cases({name: [step]}, root, file["base"], 1)
+        if said := failure(name, root):
+            sys.exit(f"  {name}: {said}")
+        modules = folder_of(name, root).with_suffix(".0.modules")
+        import_all(modules.read_text(encoding="utf-8").splitlines())
+    found = importlib.import_module("fedstrata").__file__
+    if not Path(found or "").is_relative_to(source):
+        sys.exit(f"fedstrata was imported from {found}, and not from {source}")
+    cases = {name: steps_of(file["cases"][name], file["commands"]) for name in wanted}
+    run_cases(cases, root, file["base"], jobs)
 
-    def first(root: Path) -> list[dict[str, Any]]:
-        told = sequence([command_of(each) for each in cases["first"]])(root)
-        (root / "modules.json").write_text(json.dumps(list(sys.modules)))
-        return told
 
-    told += record_all({"first": first}, root, cases["base"], 1)["first"]["steps"]
-    if wrong := [each for each in told if each["status"]]:
-        sys.exit(f"{wrong[0]['command']}: {wrong[0]['stderr']}")
-    for name in json.loads((root / "modules.json").read_bytes()):
+def import_all(modules: Sequence[str]) -> None:
+    """Imports modules, so that no case waits for them; nothing else is computed in this process."""
+    for name in modules:
         with contextlib.suppress(Exception):  # some are made by others, and cannot be imported
             importlib.import_module(name)
 
 
 @contextlib.contextmanager
-def as_it_was() -> Iterator[None]:
-    """Lets commands be called, and what is said afterwards go where it went before."""
-    kept = [os.dup(number) for number in (1, 2)]
+def worktree(commit: str, folder: Path) -> Iterator[Path]:
+    """Checks a commit out in a folder, and removes it at the end."""
+    git = ["git", "-C", str(REPOSITORY), "worktree"]
     try:
-        yield
+        added = subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=False)  # noqa: S603
+        if added.returncode:
+            sys.exit(f"{commit} cannot be checked out")
+        yield folder
     finally:
-        for number, copy in zip((1, 2), kept, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)
+        subprocess.run([*git, "remove", "--force", str(folder)], check=False, stderr=subprocess.DEVNULL)  # noqa: S603
 
 
-def record_entry(entry: Entry, folder: Path, root: Path, base: str) -> None:
-    """Runs one entry in its folder, and writes its digest beside it."""
-    os.setpgid(0, 0)  # with the processes that it starts, so that all can be ended
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.alarm(MOST_SECONDS)  # which ends the process
-    folder.mkdir(parents=True)
-    os.chdir(folder)
-    (folder / "site.yaml").write_text(base, encoding="utf-8")
-    steps = entry(root)
-    secret = set((folder / "secret").glob("*"))
-    digest = {"steps": steps, "files": folder_digest(folder, root, {folder / "site.yaml", *secret})}
-    folder.with_name(f"{folder.name}.json").write_text(json.dumps(digest, sort_keys=True), encoding="utf-8")
+def case_file(tree: Path) -> dict[str, Any]:
+    """Returns the case file of a tree, or that of this one if its format is another."""
+    path = tree / CASES
+    read = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8")) if path.exists() else {}
+    return read if read.keys() >= {"cases", "commands"} else case_file(REPOSITORY)
 
 
-def record_all(entries: Mapping[str, Entry], root: Path, base: str, jobs: int) -> dict[str, Any]:
-    """Runs entries side by side; returns their digests."""
-    context = multiprocessing.get_context("fork")
-    waiting = sorted(entries, key=lambda name: not any(part in name for part in FIRST))
-    running: dict[Any, tuple[str, Path, Any, float]] = {}
-    digests: dict[str, Any] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < jobs:
-                name = waiting.pop(0)
-                folder = root / "entries" / name.replace("/", "-").replace(" ", "_")
-                process = context.Process(target=record_entry, args=(entries[name], folder, root, base))
-                process.start()
-                running[process.sentinel] = (name, folder, process, time.monotonic())
-            for sentinel in wait(list(running)):
-                name, folder, process, began = running.pop(sentinel)
+def compare(options: argparse.Namespace, root: Path) -> bool:
+    """Runs and compares the cases; prints what differs, and returns whether anything does."""
+    signal.signal(signal.SIGINT, stop)
+    signal.signal(signal.SIGTERM, stop)
+    with worktree(options.commit, root / "tree") as tree:
+        trees = {"old": tree, "new": REPOSITORY}
+        files = {side: case_file(each) for side, each in trees.items()}
+        wanted = {
+            side: [name for name in file["cases"] if name.startswith(tuple(options.only) or ("",))]
+            for side, file in files.items()
+        }
+        both = [name for name in wanted["new"] if name in wanted["old"]]
+        for side, own in wanted.items():
+            if alone := [name for name in own if name not in both]:
+                print(f"only the {side} side has: {', '.join(alone)}")
+        if not both:
+            sys.exit("no case is on both sides")
+        for side, each in trees.items():
+            (root / side).mkdir()
+            print(f"{side}: {options.commit if side == 'old' else 'this working tree'}", flush=True)
+            arguments = (files[side], both, each / "src", root / side, options.jobs)
+            process = FORK.Process(target=record, args=arguments)
+            process.start()
+            try:
                 process.join()
-                end(process)
-                file = folder.with_name(f"{folder.name}.json")
-                ended = f"ended with {process.exitcode}"
-                digests[name] = json.loads(file.read_bytes()) if file.exists() else ended
-                took = f"{time.monotonic() - began:.1f} s"
-                print(f"{len(digests)} of {len(entries)}: {name}, {took}", flush=True)
-    finally:
-        for _, _, process, _ in running.values():
-            end(process)
-    return digests
+            finally:
+                process.terminate()
+                process.join()
+            if process.exitcode:
+                sys.exit(f"{side}: the cases could not be run")
+    return report(both, files["new"], root, options.ignore)
 
 
-def end(process: Any) -> None:
-    """Ends what is left of an entry: its process, and those that it started."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-
-
-def record(options: argparse.Namespace) -> None:
-    os.environ.update(ENVIRONMENT)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job of a shell ignores it
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # and leaves nothing behind
-    import fedstrata  # noqa: PLC0415 - after the environment is set
-
-    source = Path(fedstrata.__file__).parents[1]
-    os.environ["PYTHONPATH"] = str(source)  # for processes that are started
-    cases = YAML(typ="safe", pure=True).load(CASES.read_text(encoding="utf-8"))
-    wanted = tuple(options.only) or ("",)
-    entries = {name: entry for name, entry in entries_of(cases).items() if name.startswith(wanted)}
-    print(f"{len(entries)} entries of the code in {source}", flush=True)
-    began = time.monotonic()
-    root = options.keep.absolute() if options.keep else Path(tempfile.mkdtemp(prefix="digests-")).resolve()
-    root.mkdir(exist_ok=True)
-    try:
-        prepare(root, cases)
-        digests = record_all(entries, root, cases["base"], options.jobs)
-    finally:
-        if not options.keep:
-            shutil.rmtree(root)
-    options.file.write_text(json.dumps(digests, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    print(f"{len(digests)} entries in {options.file}; {time.monotonic() - began:.0f} s")
-
-
-def compare(options: argparse.Namespace) -> None:
-    one, other = (json.loads(file.read_bytes()) for file in (options.one, options.other))
+def report(cases: Sequence[str], file: Mapping[str, Any], root: Path, ignored: Sequence[str]) -> bool:
+    """Prints what differs in each case; returns whether anything does."""
+    left_out = {key: None for group in ignored for key in file["ignorable"][group]}
+    names = Names(file["keys"] | left_out, file["files"], file["events"])
     different = 0
-    for name in sorted(one.keys() | other.keys()):
-        found = list(differences(one.get(name, "<absent>"), other.get(name, "<absent>")))
+    for name in cases:
+        folders = [folder_of(name, root / side) for side in ("old", "new")]
+        failures = {side: failure(name, root / side) for side in ("old", "new")}
+        found = [f"{side}: {said}" for side, said in failures.items() if said]
+        found = found or list(differences(folders[0], folders[1], names))
+        if not found and not any(compared(str(path.relative_to(folders[1]))) for path in kept(folders[1])):
+            found = ["no file to compare"]
         different += bool(found)
-        for line in [name, *found[:SHOWN]] if found else []:
-            print(line if line == name else f"  {line}")
+        for line in [name, *(f"  {each}" for each in found[:SHOWN])] if found else []:
+            print(line)
         if len(found) > SHOWN:
             print(f"  and {len(found) - SHOWN} more")
-    print(f"{different} of {len(one.keys() | other.keys())} entries differ")
-    sys.exit(1 if different else 0)
+    print(f"{different} of {len(cases)} cases differ")
+    return bool(different)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
+    verbs = parser.add_subparsers(dest="verb", required=True)
+    verb = verbs.add_parser("compare", help="run the cases at a commit and here; exit with 1 if any differs")
+    verb.add_argument("commit", help="anything that git can check out")
+    verb.add_argument("--only", nargs="+", default=[], metavar="NAME", help="how names of cases begin")
+    verb.add_argument("--jobs", type=int, default=2, help="cases side by side (default: 2)")
+    verb.add_argument("--keep", type=Path, metavar="FOLDER", help="a new folder to keep all files in")
+    verb.add_argument(
+        "--ignore", nargs="+", default=[], metavar="GROUP", help="of the file's `ignorable` keys"
+    )
+    options = parser.parse_args()
+    began = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        if options.keep:
+            options.keep.mkdir()
+        root = options.keep or stack.enter_context(tempfile.TemporaryDirectory(prefix="digests-"))
+        different = compare(options, Path(root).resolve())
+    print(f"{time.monotonic() - began:.0f} s")
+    sys.exit(different)
 
 
 if __name__ == "__main__":
-    chosen = arguments()
-    record(chosen) if chosen.verb == "record" else compare(chosen)
+    main()

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -16,44 +16,63 @@ import typer.testing
 from hypothesis import settings
 from nvflare_federation import NVFlareFederation, nvflare_federation
 from remote_run import Clients, Serve, serving
-from support import REPOSITORY, TINY, Call, Finished, RunTiny, Told, executed, report_nothing
+from support import (
+    PREFIXES_REFUSED,
+    REPOSITORY,
+    TINY,
+    WRITE_REPORT,
+    Call,
+    Finished,
+    RunTiny,
+    Told,
+    executed,
+    executed_once,
+    files_of,
+)
 from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
 from weekly_tests import WEEKLY
 
 from fedstrata.cli import main as cli
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.data import synthetic
+from fedstrata.engine.run import Run
 
 __all__ = ["refusal", "saved", "settings_of", "tiny_model", "tokenizer_folder", "variant"]
 
-# Same examples every time, and no clock in a verdict.
-settings.register_profile("fedstrata", deadline=None, derandomize=True)
-settings.load_profile("fedstrata")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report() -> Iterator[None]:
-    """A file of tests that cannot be imported is a failure.
-
-    The collector of doctests, which comes first, skips it, and what it has half imported has no tests then.
-    """
-    report = yield
-    if report.skipped and "unable to import module" in str(report.longrepr):
-        report.outcome = "failed"
-    return report
+# Same examples every time, and no clock in a verdict. `make test-weekly` takes the other profile.
+settings.register_profile("landing", deadline=None, derandomize=True, max_examples=25)
+settings.register_profile("weekly", deadline=None, derandomize=True, max_examples=200)
+settings.load_profile("landing")
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks those that a landing does not wait for; those beside this file, which take longest, come first.
 
     So no core is left at the end with nothing to do but to wait for the other.
     """
     items.sort(key=lambda item: item.path.parent != REPOSITORY / "tests")
-    for item in items:
-        if item.nodeid.startswith(WEEKLY):
+    whole = not any("::" in argument for argument in config.args)
+    files = {item.nodeid.partition("::")[0] for item in items}
+    for beginning in WEEKLY:
+        found = [item for item in items if item.nodeid.startswith(beginning)]
+        if not found and whole and beginning.partition("::")[0] in files:
+            raise pytest.UsageError(f"{beginning} is in weekly_tests.py and no test")
+        for item in found:
             if not item.get_closest_marker("slow"):
                 raise pytest.UsageError(f"{item.nodeid} is in weekly_tests.py and not slow")
             item.add_marker(pytest.mark.weekly)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Skips what needs a prefix in a classifier where the installed transformers allows none."""
+    try:
+        return (yield)
+    except ConfigurationError as error:
+        if PREFIXES_REFUSED and any("prefix needs transformers" in each.message for each in error.problems):
+            pytest.skip("PEFT puts no prefix into classifiers of this transformers")
+        raise
 
 
 def pytest_collection_finish() -> None:
@@ -123,10 +142,18 @@ def data_root() -> Path:
     return root
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _no_reports() -> Iterator[None]:
+    """Runs in this process write no report, unless a test asks for `reports`."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Run, "_report", lambda run: None)
+        yield
+
+
 @pytest.fixture
-def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs write no report, which would be half of the time of a tiny one."""
-    report_nothing(monkeypatch)
+def reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process write their report."""
+    monkeypatch.setattr(Run, "_report", WRITE_REPORT)
 
 
 @pytest.fixture
@@ -141,19 +168,24 @@ def run_tiny(tmp_path: Path) -> RunTiny:
 
 
 @pytest.fixture(scope="session")
-def run_once(tmp_path_factory: pytest.TempPathFactory) -> RunTiny:
+def run_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunTiny]:
     """Runs as `run_tiny` does what several tests look at and none changes: once for the same overrides.
 
-    For what a run is compared with, hence never under a patch.
+    All processes of xdist share these runs; one whose files were changed is an error at the end. For what a
+    run is compared with, hence never under a patch.
     """
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
     made: dict[tuple[str, ...], Finished] = {}
 
     def run(*overrides: str) -> Finished:
         if overrides not in made:
-            made[overrides] = executed(tmp_path_factory.mktemp("once") / "run", (*TINY, *overrides))
+            made[overrides] = executed_once(shared, (*TINY, *overrides))
         return made[overrides]
 
-    return run
+    yield run
+    for overrides, done in made.items():
+        assert files_of(done.folder) == (done.folder.parent / "done").read_text(), overrides
 
 
 @pytest.fixture(scope="session")

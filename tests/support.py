@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
+import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -18,8 +23,10 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hypothesis import settings
+from filelock import FileLock
 
+from fedstrata.core.error_codes import CODES
+from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
@@ -51,9 +58,46 @@ TINY_SETTINGS = {
 """The same as the argument `settings` of `fedstrata.run`, but for `rounds`."""
 
 
-def report_nothing(patched: pytest.MonkeyPatch) -> None:
-    """Lets runs write no report, which would be half of the time of a tiny one."""
-    patched.setattr(Run, "_report", lambda run: None)
+PREFIXES_REFUSED = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24)
+"""Whether the installed transformers is one in whose classifiers PEFT finds no place for a prefix."""
+
+
+@contextmanager
+def refused(
+    kind: type[FedstrataError], code: str, *, at: str | None = None, values: Sequence[object] = ()
+) -> Iterator[pytest.ExceptionInfo[FedstrataError]]:
+    """Holds that an error is raised, with a code.
+
+    Args:
+        kind: Its class.
+        code: Its code; of a `ConfigurationError` that of any of its problems.
+        at: The path of the problem, or the name of the file of a `DataError`.
+        values: Numbers and names that its message has.
+    """
+    with pytest.raises(kind) as caught:
+        yield caught
+    error = caught.value
+    found = problems_of(error)
+    assert {each for _, each in found} <= set(CODES)
+    if at is None:
+        assert code in [each for _, each in found], found
+    else:
+        assert (at, code) in found, found
+    for value in values:
+        assert str(value) in str(error)
+
+
+def problems_of(error: FedstrataError) -> list[tuple[str, str]]:
+    """Returns where each problem of an error is, and its code."""
+    if isinstance(error, ConfigurationError):
+        return [(problem.path, problem.code) for problem in error.problems]
+    if isinstance(error, DataError):
+        return [(each.path.name, each.code) for each in error.each]
+    return [("", error.code)]
+
+
+WRITE_REPORT = Run._report
+"""Writes the report of a run, which takes longer than a tiny run itself; conftest.py turns it off."""
 
 
 @dataclass(frozen=True)
@@ -86,11 +130,6 @@ class Finished:
         ]
 
 
-def examples(count: int, **more: Any) -> settings:
-    """So many examples of a property in CI, and two fifths of them where a person waits."""
-    return settings(max_examples=count if os.environ.get("CI") else max(5, 2 * count // 5), **more)
-
-
 RunTiny = Callable[..., Finished]
 
 
@@ -119,10 +158,29 @@ def executed(
     begun = partial(resumable, folder, None, overrides, command="fedstrata run")
     source = begun() if resume else read_source(None, overrides)
     with pytest.MonkeyPatch.context() as patched:
-        if not report:
-            report_nothing(patched)
+        if report:
+            patched.setattr(Run, "_report", WRITE_REPORT)
         opened = open_run(source, folder, lambda event, facts: None, resume=resume)
         return finished(folder, opened.execute(resume=resume))
+
+
+def files_of(folder: Path) -> str:
+    """Returns the names, sizes and times of change of all files in a folder."""
+    found = ((path.relative_to(folder), path.stat()) for path in sorted(folder.rglob("*")) if path.is_file())
+    return "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in found)
+
+
+def executed_once(shared: Path, overrides: Sequence[str]) -> Finished:
+    """Runs in the process that asks first; the others wait, and read what it left."""
+    folder = shared / hashlib.sha256("\n".join(overrides).encode()).hexdigest()[:16]
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / "lock"):
+        if not (folder / "done").exists():
+            shutil.rmtree(folder / "run", ignore_errors=True)  # of a process that was stopped
+            executed(folder / "run", overrides)
+            (folder / "done").write_text(files_of(folder / "run"))
+    summary = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    return finished(folder / "run", summary)
 
 
 def assert_same_tensors(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> None:

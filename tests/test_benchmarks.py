@@ -301,18 +301,25 @@ def test_two_mistakes_in_the_mechanism_are_noticed() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", ["mutations", "secure_sum_mutations", "budget_mutations", "joint_noise_mutations"]
+    "file",
+    [
+        "privacy/mutations",
+        "privacy/secure_sum_mutations",
+        "privacy/budget_mutations",
+        "privacy/joint_noise_mutations",
+        "reliability/suite_mutations",
+    ],
 )
 def test_every_mistake_is_one_in_the_mechanism_as_it_is(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "privacy")
     mutations = load_script("benchmarks/privacy/mutations.py")
-    mutants = load_script(f"benchmarks/privacy/{file}.py").MUTANTS
+    mutants = load_script(f"benchmarks/{file}.py").MUTANTS
     names = [mutant.name for mutant in mutants]
     assert len(names) == len(set(names))
     for mutant in mutants:
         mutations.check(mutant, REPOSITORY)
         assert mutant.tests
-        assert all((REPOSITORY / test.split("::")[0]).is_file() for test in mutant.tests)
+        assert all((REPOSITORY / test.split("::")[0]).exists() for test in mutant.tests)
 
 
 @pytest.mark.slow

@@ -63,7 +63,6 @@ def assert_shows_progress_table_and_path(text: str, folder: Path) -> None:
     assert text.rstrip().endswith(str(folder))
 
 
-@pytest.mark.usefixtures("no_report")
 def test_it_shows_progress_and_ends_with_the_table_and_the_path(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ CONFIGURATIONS = sorted(
 @pytest.mark.parametrize(
     "name",
     [
+        "document_errors",
         "document_settings",
         "document_methods",
         pytest.param("document_combinations", marks=pytest.mark.slow),

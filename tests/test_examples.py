@@ -15,7 +15,7 @@ SAYS = {
     "five_sites": "site-5",
     "own_data": "micro F1",
     "own_method": "- a resumed run comes to the numbers of an uninterrupted one",
-    "own_reader": "- it tells what is wrong with a broken file, and quotes no note",
+    "own_reader": "- it tells which file is broken, and neither messages nor the log quote a note",
     "private_training": "with privacy",
 }
 

@@ -204,7 +204,7 @@ def test_killed_at_random_it_ends_with_equal_results(tmp_path: Path, kills: int)
     for number, name in enumerate(names):
         assert queue.result(name)["measured"] == {"value": value_after(6 + 2 * number)}
     assert queue.result("anew")["measured"] == {"value": value_after(9)}
-    assert not queue.processes()
+    until(lambda: not queue.processes())
 
 
 def test_a_second_queue_is_refused(tmp_path: Path) -> None:

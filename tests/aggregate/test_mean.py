@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedstrata.aggregate.mean import StreamingMean, replace
@@ -58,14 +59,14 @@ def test_the_inputs_are_left_alone() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_weight_that_cannot_be_averaged_is_refused(weight: float) -> None:
-    with pytest.raises(TrainingError, match="weight"):
+    with refused(TrainingError, "out_of_range", values=["weight", weight]):
         StreamingMean().add(Update({}, weight=weight))
 
 
 def test_clients_that_disagree_on_a_shape_are_refused() -> None:
     mean = StreamingMean()
     mean.add(Update({"a": torch.ones(2)}))
-    with pytest.raises(TrainingError, match=r"tensor a.*\(3,\).*\(2,\)"):
+    with refused(TrainingError, "wrong_shape", values=["tensor a", "(3,)", "(2,)"]):
         mean.add(Update({"a": torch.ones(3)}))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from scipy.stats import trim_mean
-from support import examples
+from support import refused
 
 from fedstrata.aggregate.changes import Changes
 from fedstrata.aggregate.robust import FACTS, cosines, krum_scores, robust_change
@@ -93,7 +93,6 @@ def attacked(draw: st.DrawFn, needed: int = 2, least: int = 0) -> tuple[np.ndarr
     return honest, draw(arrays(np.float32, (f, SIZE), elements=anything)), (f - 0.5) / n if f else 0.0
 
 
-@examples(100)
 @given(attacked(needed=2, least=1))
 def test_median_and_trimmed_mean_lie_within_the_range_of_the_honest(
     case: tuple[np.ndarray, np.ndarray, float],
@@ -106,7 +105,6 @@ def test_median_and_trimmed_mean_lie_within_the_range_of_the_honest(
         assert (result <= honest.max(axis=0)).all()
 
 
-@examples(100)
 @given(attacked(needed=2, least=3))
 def test_krum_is_one_of_the_changes_and_near_an_honest_one(
     case: tuple[np.ndarray, np.ndarray, float],
@@ -135,7 +133,6 @@ def naive_krum(rows: np.ndarray, f: int) -> np.ndarray:
 
 
 @given(st.integers(0, 10_000), st.integers(3, 12))
-@examples(100)
 def test_every_rule_is_what_a_naive_reference_says(seed: int, clients: int) -> None:
     rows, weights = random_rows(seed, clients), (np.arange(clients) % 3 + 1.0).tolist()
     exact, n_k = rows.astype(np.float64), np.array(weights)
@@ -228,7 +225,6 @@ def test_opposite_changes_are_left_out_and_one_of_nothing_stays() -> None:
     ],
 )
 @given(order=st.permutations(range(7)), seed=st.integers(0, 999), tie=st.booleans())
-@examples(100)
 def test_the_order_of_the_clients_decides_nothing(
     rule: RobustRule, order: list[int], seed: int, tie: bool
 ) -> None:
@@ -276,16 +272,15 @@ def test_too_few_updates_are_refused(rule: RobustRule, least: int) -> None:
     """Of a round of ten clients, which may have two hostile ones whoever is lost."""
     assert rule.needed(10) == least
     merged(random_rows(0, least), rule, clients=10)
-    with pytest.raises(
-        TrainingError, match=f"{least - 1} of a round's 10 .* {rule.rule}.* to {least} or more"
-    ):
+    values = [f"{least - 1} of", "10 updates", rule.rule, f"to {least}"]
+    with refused(TrainingError, "clients_lost", values=values):
         merged(random_rows(0, least - 1), rule, clients=10)
 
 
 def test_more_updates_that_are_not_finite_than_a_rule_reckons_with() -> None:
     rows = random_rows(0, 7)
     rows[:5] = np.nan
-    with pytest.raises(TrainingError, match=r"5 of 7 updates were not finite; krum with f = 1 cannot"):
+    with refused(TrainingError, "not_finite", values=["5 of 7 updates", "krum", "f = 1"]):
         merged(rows, KrumRule(hostile=0.1))
     result, _ = merged(rows, MedianRule())
     np.testing.assert_allclose(result, rows[5:].mean(axis=0), rtol=1e-6)
@@ -342,18 +337,21 @@ def test_a_change_is_taken_before_the_live_tensors_move_on() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tensors", "message"),
+    ("tensors", "code", "values"),
     [
         (
             {"a": torch.zeros(2), "b": torch.zeros(1)},
-            "client x: tensor b was sent to it or by it and not both",
+            "not_agreed",
+            ["client x", "tensor b"],
         ),
-        ({}, "client x: tensor a was sent"),
-        ({"a": torch.zeros(3)}, r"client x: tensor a came back with shape \(3,\), was sent as \(2,\)"),
+        ({}, "not_agreed", ["client x", "tensor a"]),
+        ({"a": torch.zeros(3)}, "wrong_shape", ["client x", "tensor a", "(3,)", "(2,)"]),
     ],
 )
-def test_updates_of_other_tensors_are_refused(tensors: dict[str, torch.Tensor], message: str) -> None:
-    with Changes({"a": torch.zeros(2)}, 1e9) as changes, pytest.raises(TrainingError, match=message):
+def test_updates_of_other_tensors_are_refused(
+    tensors: dict[str, torch.Tensor], code: str, values: list[str]
+) -> None:
+    with Changes({"a": torch.zeros(2)}, 1e9) as changes, refused(TrainingError, code, values=values):
         changes.add("x", Update(tensors))
 
 

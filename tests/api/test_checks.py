@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from pydantic import Field
-from support import TINY_SETTINGS, report_nothing
+from support import TINY_SETTINGS
 
 import fedstrata as fs
 
@@ -48,14 +48,11 @@ class Undeclared(fs.methods.FedAvg):
 @pytest.mark.parametrize(
     ("method", "said"),
     [
-        (Changing(), "settings of the method or the task have changed while it ran"),
-        pytest.param(Talking(), "sends text as 'note', where numbers travel", marks=pytest.mark.slow),
+        (Changing(), "settings"),
+        pytest.param(Talking(), "'note'", marks=pytest.mark.slow),
         (Undeclared(), "'secret'"),
     ],
 )
-def test_what_is_wrong_with_a_method_is_found(
-    method: Any, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    report_nothing(monkeypatch)
+def test_what_is_wrong_with_a_method_is_found(method: Any, said: str) -> None:
     with pytest.raises(fs.testing.ContractError, match=said):
         fs.testing.check_method(method, settings=SETTINGS | {"task.types": SETTINGS["data.types"]})

@@ -9,7 +9,7 @@ from typing import Any
 import own_models
 import pytest
 from peft import LoraConfig
-from support import report_nothing
+from support import refused
 from torch import nn
 from transformers import AutoModel, BertConfig, BertModel
 
@@ -25,8 +25,7 @@ USUAL: dict[str, Any] = {
 
 
 @pytest.fixture(autouse=True)
-def _no_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    report_nothing(monkeypatch)
+def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
 
 
@@ -57,7 +56,7 @@ def test_a_loaded_model_is_kept_trained_and_gone_on_with(bert: BertModel) -> Non
         given["encoder.layer.2.output.dense.weight"]
     )
     assert len(fs.resume("run", rounds=2, progress=False).history) == 2
-    with pytest.raises(fs.ConfigurationError, match="model: is kept in run, and is not given again"):
+    with refused(fs.ConfigurationError, "exists", at="model", values=["run"]):
         fs.resume("run", rounds=3, model=bert, progress=False)
 
 
@@ -74,7 +73,7 @@ def test_an_adapter_may_be_pefts() -> None:
         name.rpartition(".lora_")[0] for name, _ in result.model.named_parameters() if "lora_" in name
     }
     assert {name.rpartition(".")[2] for name in adapters} == {"q_proj", "v_proj"}
-    with pytest.raises(fs.ConfigurationError, match="use_dora=True"):
+    with refused(fs.ConfigurationError, "not_supported", at="adapter", values=["use_dora=True"]):
         fs.run(adapter=LoraConfig(target_modules=["q_proj"], use_dora=True), out="other", **USUAL)
     assert not Path("other").exists()
 
@@ -82,13 +81,13 @@ def test_an_adapter_may_be_pefts() -> None:
 def test_what_does_not_go_together_is_refused(bert: BertModel) -> None:
     """And nothing is left behind."""
     own = own_models.tokenizer()
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"model": bert}, "tokenizer: is needed with the loaded BertModel"),
-        ({"model": "mini", "tokenizer": own}, "tokenizer: is for a model that is given as a loaded object"),
-        ({"model": nn.Linear(2, 2), "tokenizer": own}, "model: model= is a Linear, which no file can hold"),
-        ({"columns": {"text": "note"}}, "columns: has no meaning without data"),
+    wrong: list[tuple[dict[str, Any], str, str, str]] = [
+        ({"model": bert}, "tokenizer", "missing", "BertModel"),
+        ({"model": "mini", "tokenizer": own}, "tokenizer", "no_effect", "model.tokenizer"),
+        ({"model": nn.Linear(2, 2), "tokenizer": own}, "model", "not_supported", "Linear"),
+        ({"columns": {"text": "note"}}, "columns", "no_effect", "data"),
     ]
-    for options, message in wrong:
-        with pytest.raises(fs.ConfigurationError, match=message):
+    for options, path, code, value in wrong:
+        with refused(fs.ConfigurationError, code, at=path, values=[value]):
             fs.run(out="run", **options, **USUAL)
     assert not Path("run").exists()

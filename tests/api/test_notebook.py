@@ -86,13 +86,14 @@ def result(shown: list[tuple[str, Any]]) -> dict[str, Any]:
 def test_ctrl_c_in_a_notebook_leaves_a_run_that_goes_on(kernel: Kernel) -> None:
     """Progress, the way to go on, the result as a table and its figure as a picture are seen."""
     stopped = kernel.cell(BEGIN, interrupted_by="round 1: loss")
-    assert "stopped; go on with: fedstrata.resume('run')" in texts(stopped)
+    assert "fedstrata.resume('run')" in texts(stopped)
     assert [content["ename"] for kind, content in stopped if kind == "error"] == ["KeyboardInterrupt"]
     # An Output keeps what is raised in it to itself, Ctrl-C of the main thread as well.
     assert result(kernel.cell("drawn_by"))["text/plain"] == "{'another'}"
     assert "Output()" in texts(stopped)
     resumed = kernel.cell("fs.resume('run')")
-    assert "going on after round " in texts(resumed)
+    assert "after round " in texts(resumed)
     assert "round 3: loss" in texts(resumed)
-    assert "fedavg on ner, 3 rounds: finished" in result(resumed)["text/html"]
+    for part in ("fedavg", "ner", "3 rounds", "finished"):
+        assert part in result(resumed)["text/html"]
     assert result(kernel.cell("fs.load('run').plot()"))["image/png"].startswith("iVBOR")

@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
-from support import TINY, TINY_SETTINGS, Call, report_nothing
+from support import TINY, TINY_SETTINGS, Call, RunTiny
 
 import fedstrata as fs
 from fedstrata.api.options import Options, source_of
@@ -26,12 +26,14 @@ OTHER = {"of no setting": 1}
 """A value that no setting takes: a setting that still holds it was not set to null."""
 
 
-def nullable(model: type[BaseModel], within: Mapping[str, Any], prefix: str = "") -> Iterator[Any]:
+def nullable(
+    model: type[BaseModel], within: dict[str, Any], prefix: str = ""
+) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields every setting that may be null, with what must stand in the sections around it."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         if type(None) in get_args(field.annotation):
-            yield pytest.param(path, within, id=" ".join([path, *map(str, within.values())]))
+            yield path, within
         for section in variants(field):
             own = {
                 f"{path}.{key}": inner.default
@@ -43,7 +45,7 @@ def nullable(model: type[BaseModel], within: Mapping[str, Any], prefix: str = ""
 
 SETTINGS = [*nullable(RunSettings, {})]
 PLUGINS = [
-    pytest.param(section, name, key, id=f"{name} {key}")
+    (section, name, key)
     for section, registry in (("method", METHODS), ("task", TASKS))
     for name, kind in registry.own.items()
     for key, field in kind.model_fields.items()
@@ -85,74 +87,61 @@ def sources(path: str, base: Mapping[str, Any], folder: Path) -> Iterator[Source
         yield sweep_of({"base": source_of(base, {"settings": {"sweep": sweep}})}).rows[0].source
 
 
-@pytest.mark.parametrize(("path", "within"), SETTINGS)
-def test_null_is_null_in_every_place_where_it_is_written(
-    path: str, within: dict[str, Any], tmp_path: Path
-) -> None:
-    base = source_of(None, {"settings": {**within, path: OTHER}}).values
-    for source in sources(path, base, tmp_path):
-        assert at(source.values, path) is None
-        settings, problems = validate(RunSettings, source_of(source.values, {"settings": within}))
-        assert not [problem for problem in problems if problem.path == path]
-        if settings is not None:
-            assert at(settings.model_dump(), path) is None
+def test_null_is_null_in_every_place_where_it_is_written(tmp_path: Path) -> None:
+    """And a setting that is left out keeps what it was."""
+    assert len(SETTINGS) > 20
+    for path, within in SETTINGS:
+        base = source_of(None, {"settings": {**within, path: OTHER}}).values
+        for source in sources(path, base, tmp_path):
+            assert at(source.values, path) is None, path
+            settings, problems = validate(RunSettings, source_of(source.values, {"settings": within}))
+            assert not [problem for problem in problems if problem.path == path]
+            if settings is not None:
+                assert at(settings.model_dump(), path) is None, path
+        assert at(source_of(base, {"seed": 3, "settings": {}}).values, path) == OTHER, path
+        assert at(source_of(base, {"settings": None}).values, path) == OTHER, path
 
 
-@pytest.mark.parametrize(("path", "within"), SETTINGS)
-def test_a_setting_that_is_left_out_keeps_what_it_was(path: str, within: dict[str, Any]) -> None:
-    base = source_of(None, {"settings": {**within, path: OTHER}}).values
-    assert at(source_of(base, {"seed": 3, "settings": {}}).values, path) == OTHER
-    assert at(source_of(base, {"settings": None}).values, path) == OTHER
+def test_null_is_null_in_methods_and_tasks() -> None:
+    for section, name, key in PLUGINS:
+        own = {"name": name, key: OTHER}
+        for options in (
+            {section: {"name": name, key: None}},
+            {"settings": {section: {"name": name, key: None}}},
+            {"settings": {f"{section}.{key}": None}},
+        ):
+            assert source_of({section: own}, options).values[section] == {"name": name, key: None}
+        kind: Any = (METHODS if section == "method" else TASKS).own[name]
+        made = kind.model_construct(**{"name": name, key: None})
+        assert source_of({section: own}, {section: made}).values[section][key] is None, (name, key)
 
 
-@pytest.mark.parametrize(("section", "name", "key"), PLUGINS)
-def test_null_is_null_in_methods_and_tasks(section: str, name: str, key: str) -> None:
-    own = {"name": name, key: OTHER}
-    for options in (
-        {section: {"name": name, key: None}},
-        {"settings": {section: {"name": name, key: None}}},
-        {"settings": {f"{section}.{key}": None}},
-    ):
-        assert source_of({section: own}, options).values[section] == {"name": name, key: None}
-    kind: Any = (METHODS if section == "method" else TASKS).own[name]
-    made = kind.model_construct(**{"name": name, key: None})
-    assert source_of({section: own}, {section: made}).values[section][key] is None
-
-
-@pytest.mark.parametrize("name", sorted(Options.__annotations__.keys() - {"settings", "tokenizer"}))
-def test_an_argument_that_may_not_be_null_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_argument_that_may_not_be_null_is_refused(tmp_path: Path) -> None:
     """It is not taken for one that is left out, which would train on other data than were meant."""
-    wanted = {path.values[0] for path in SETTINGS}
-    if name in wanted:
-        assert getattr(check_settings(source_of(None, {name: None})).settings, name) is None
-        return
-    null: Any = {name: None}
-    with pytest.raises(fs.ConfigurationError) as refused:
-        fs.run(None, out=tmp_path / "run", progress=False, **null)
-    assert {problem.path.rpartition(".")[2] for problem in refused.value.problems} == {name}
-    assert not (tmp_path / "run").exists()
+    wanted = {path for path, _ in SETTINGS}
+    for name in sorted(Options.__annotations__.keys() - {"settings", "tokenizer"}):
+        if name in wanted:
+            assert getattr(check_settings(source_of(None, {name: None})).settings, name) is None
+            continue
+        null: Any = {name: None}
+        with pytest.raises(fs.ConfigurationError) as refused:
+            fs.run(None, out=tmp_path / "run", progress=False, **null)
+        assert {problem.path.rpartition(".")[2] for problem in refused.value.problems} == {name}
+        assert not (tmp_path / "run").exists()
 
 
-def test_a_run_that_is_given_none_clips_nothing(
-    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_given_none_clips_nothing(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
     """From Python as on the command line; and a use of the run may set null too."""
-    report_nothing(monkeypatch)
-    tiny: dict[str, Any] = {"rounds": 1, "progress": False}
-    given = fs.run({}, out=tmp_path / "null", settings={**TINY_SETTINGS, CLIP: None}, **tiny)
-    usual = fs.run({}, out=tmp_path / "usual", settings=TINY_SETTINGS, **tiny)
-    section = {"learning_rate": TINY_SETTINGS["training.learning_rate"], "clip_norm": None}
-    base = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("training.")}
-    fs.run({}, out=tmp_path / "section", training=section, settings=base, **tiny)
-    line = [*TINY, "federation.rounds=1", f"{CLIP}=null", "--out", str(tmp_path / "line")]
+    given = fs.run(
+        {}, out=tmp_path / "null", settings={**TINY_SETTINGS, CLIP: None}, rounds=1, progress=False
+    )
+    (tmp_path / "empty.yaml").write_text("{}\n")
+    line = ["empty.yaml", *TINY, "federation.rounds=1", f"{CLIP}=null", "--out", str(tmp_path / "line")]
     assert call("run", *line).status == 0
-    kept = {
-        run: read_source(tmp_path / run / "config.yaml", []).values for run in ("null", "section", "line")
-    }
-    assert {run: at(values, CLIP) for run, values in kept.items()} == dict.fromkeys(kept)
-    assert at(read_source(usual.folder / "config.yaml", []).values, CLIP) == 1.0
-    losses = {run: fs.load(tmp_path / run).history.loss.tolist() for run in (*kept, "usual")}
-    assert losses["null"] == losses["section"]
+    usual = run_once("federation.rounds=1").folder
+    kept = [read_source(own / "config.yaml", []).values for own in (given.folder, tmp_path / "line", usual)]
+    assert [at(values, CLIP) for values in kept] == [None, None, 1.0]
+    assert fs.load(tmp_path / "line").history.loss.tolist() == given.history.loss.tolist()
     assert fs.load(given.folder, settings={"threads": None}).annotate(["A note."])
 
 

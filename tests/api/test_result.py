@@ -8,36 +8,36 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
-from support import Call, report_nothing
+from support import TINY_SETTINGS, Call, refused
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 import fedstrata as fs
 from fedstrata.data.writers import write
 
+SETTINGS = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("data.synthetic")}
 TEXTS = ["The patient has chest pain and takes aspirin.", "No complaints."]
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> fs.Result:
     """A finished run, which no test changes."""
-    with pytest.MonkeyPatch.context() as patched:
-        report_nothing(patched)
-        return fs.run(
-            data=fs.synth(sites=3, notes=24),
-            task=fs.tasks.NamedEntityRecognition(max_length=64),
-            method=fs.methods.LayerSkipping(top=3),
-            rounds=3,
-            settings={"data.types": ["drug", "problem"], "training.learning_rate": 2e-3},
-            out=tmp_path_factory.mktemp("result") / "run",
-            progress=False,
-        )
+    return fs.run(
+        data=fs.synth(sites=3, notes=24),
+        task="ner",
+        method=fs.methods.LayerSkipping(top=1),
+        rounds=3,
+        # Hardly trained, it finds a mention in every other word.
+        settings={**SETTINGS, "training.learning_rate": 1e-9},
+        out=tmp_path_factory.mktemp("result") / "run",
+        progress=False,
+    )
 
 
 def test_metrics_are_those_of_the_summary(result: fs.Result) -> None:
     summary = json.loads((result.folder / "summary.json").read_text())
     assert result.metrics == summary["metrics"]["global"]
     assert result.summary == summary
-    with pytest.raises(KeyError, match=r"no score 'micro_f1'.*there are f1, precision, recall"):
+    with pytest.raises(KeyError, match=r"'micro_f1'.*f1, precision, recall"):
         result.metrics["micro_f1"]
     own = fs.load(result.folder, client="site-1")
     assert own.metrics == summary["metrics"]["clients"]["site-1"]
@@ -65,7 +65,7 @@ def test_a_text_alone_and_a_document_are_read_too(result: fs.Result) -> None:
     (alone,), (named,) = result.annotate([TEXTS[0]]), result.annotate(document)
     assert alone.spans == named.spans
     assert named.id == "mine"
-    with pytest.raises(fs.ConfigurationError, match="texts: number 1 must be text"):
+    with refused(fs.ConfigurationError, "wrong_type", at="texts", values=["number 1", "int"]):
         result.predict([3])  # type: ignore[list-item]
 
 
@@ -89,7 +89,7 @@ def test_the_model_is_the_one_that_was_exported(result: fs.Result, tmp_path: Pat
         assert tensor.equal(result.model.state_dict()[name]), name
     tokenizer = AutoTokenizer.from_pretrained(folder)
     assert tokenizer(TEXTS[0])["input_ids"] == result.tokenizer(TEXTS[0])["input_ids"]
-    with pytest.raises(fs.ConfigurationError, match="not an empty folder"):
+    with refused(fs.ConfigurationError, "exists", values=[folder]):
         result.export(folder)
 
 
@@ -105,10 +105,11 @@ def test_a_report_and_a_figure_are_made(result: fs.Result, tmp_path: Path) -> No
 
 def test_a_notebook_shows_it(result: fs.Result) -> None:
     shown = result._repr_html_()
-    assert "layer_skipping on ner, 3 rounds: finished" in shown
+    for part in ("layer_skipping", "ner", "3 rounds", "finished"):
+        assert part in shown
     assert f"{result.metrics['f1']:.4f}" in shown
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(fs.ConfigurationError, match="nothing holds no run"):
+    with refused(fs.ConfigurationError, "not_found", values=[tmp_path / "nothing"]):
         fs.load(tmp_path / "nothing")

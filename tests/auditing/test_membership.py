@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, Call, RunTiny
+from support import TINY, Call, RunTiny, problems_of, refused
+from told import assert_told
 
 from fedstrata.auditing import audit_report
 from fedstrata.auditing.canary_runs import attacked_run, shadow_losses
@@ -60,7 +61,7 @@ def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
     assert auc["threshold"].low > 0.6
     assert audit_report.bound_of(found).epsilon > 1.0
     assert found.decisive == found.shown.audits["lira"]
-    assert "lira (sees the last model and shadow runs): area" in "\n".join(audit_report.words_of(found))
+    assert any(line.startswith("lira ") for line in audit_report.words_of(found))
     assert audit_report.facts_of(found)["refuted"] is None
 
 
@@ -108,7 +109,7 @@ def test_noise_that_is_forgotten_is_found_by_the_audit_that_finds_nothing_with_i
     assert not facts["refuted"]
     assert facts["falsified"]["bounds"].keys() == facts["bounds"].keys() == {*audit_report.SEES} - {"lira"}
     said = "\n".join(audit_report.words_of(found))
-    assert f"were the noise forgotten, score updates would have found {without['updates']:.2f}" in said
+    assert f" {without['updates']:.2f} " in said
     assert "(refuted: yes)" in said
 
 
@@ -181,10 +182,8 @@ def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() ->
 
 @pytest.mark.slow
 def test_canaries_are_units_that_their_client_declares() -> None:
-    told = (
-        r"privacy.units: 'site-2' declares 72 patients, and with its canaries it may have \d+; .*--raise-uni"
-    )
-    with pytest.raises(ConfigurationError, match=told):
+    values = ["'site-2'", "72 patients", "--raise-units"]
+    with refused(ConfigurationError, "out_of_range", at="privacy.units", values=values):
         audited(private(1.0), canaries=90, clients=("site-2",))
     found = audited(private(1.0), canaries=90, clients=("site-2",), raise_units=True)
     assert found.factor == 2
@@ -192,22 +191,26 @@ def test_canaries_are_units_that_their_client_declares() -> None:
     assert found.updates == 2
     plain = audited(private(1.0), canaries=60)
     assert found.epsilon == plain.epsilon, "both were raised, so that chances are the same"
-    with pytest.raises(ConfigurationError, match=r"privacy.delta: must be below 1/2160"):
+    with refused(ConfigurationError, "out_of_range", at="privacy.delta", values=["1/2160"]):
         audited(private(1.0), canaries=2100, clients=("site-2",), raise_units=True)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("overrides", "path", "code", "values"),
     [
-        (("task={name: relations}", TEXTS), "task.name: 'relations' learns relations, which no canary has"),
-        (("method={name: fl_llama}",), "method.name: fl_llama divides the model"),
+        (("task={name: relations}", TEXTS), "task.name", "not_supported", ["'relations'"]),
+        (("method={name: fl_llama}",), "method.name", "divides_model", ["fl_llama"]),
         (
             ("method={name: fedavg}", "privacy={mechanism: central, sigma: 1.0, delta: 0.1}"),
-            "privacy.mechanism: 'central' protects clients as a whole",
+            "privacy.mechanism",
+            "not_supported",
+            ["'central'"],
         ),
         (
             ("method={name: fedavg}", "privacy={secure_aggregation: true}"),
-            "privacy.secure_aggregation: hides single updates, by which canaries are told apart",
+            "privacy.secure_aggregation",
+            "not_supported",
+            [],
         ),
         (
             (
@@ -217,38 +220,45 @@ def test_canaries_are_units_that_their_client_declares() -> None:
                 "privacy.steps=null",
                 "method={name: fedavg}",
             ),
-            "since 'joint' needs it",
+            "privacy.secure_aggregation",
+            "not_supported",
+            ["'joint'"],
         ),
         (
             (TEXTS, "task={name: lm}", private(1.0, "window", 200)),
-            "privacy.unit: 'window' of task lm are windows of several documents",
+            "privacy.unit",
+            "not_supported",
+            ["'window'", "task lm"],
         ),
     ],
 )
-def test_what_canaries_say_nothing_of_is_refused_by_name(overrides: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+def test_what_canaries_say_nothing_of_is_refused_by_name(
+    overrides: tuple[str, ...], path: str, code: str, values: list[str]
+) -> None:
+    with refused(ConfigurationError, code, at=path, values=values):
         audited(*overrides, canaries=10)
-    assert message in str(caught.value)
 
 
 def test_what_options_ask_in_vain_is_refused_at_once() -> None:
     with pytest.raises(ConfigurationError) as caught:
         audited(*SMALL, canaries=10, score="lira", falsified="half", clients=("north",))
-    assert [problem.path for problem in caught.value.problems] == ["--client", "--score", "--falsified"]
-    assert "'lira' holds losses against those of shadow runs; give --shadows 4 or more" in str(caught.value)
-    assert "'half' has no effect on a run without noise, of which nothing is claimed" in str(caught.value)
-    with pytest.raises(
-        ConfigurationError, match=r"--shadows: must be 0 \(no score 'lira'\), or 4 .*, not 3$"
-    ):
+    assert problems_of(caught.value) == [
+        ("--client", "unknown_name"),
+        ("--score", "missing"),
+        ("--falsified", "no_effect"),
+    ]
+    for value in ("'lira'", "--shadows 4", "'half'"):
+        assert value in str(caught.value)
+    with refused(ConfigurationError, "out_of_range", at="--shadows", values=["0", "'lira'", "4", "not 3"]):
         audited(*SMALL, canaries=10, score="lira", shadows=3)
-    with pytest.raises(ConfigurationError, match="--falsified: 'none' has no effect on a run without noise"):
+    with refused(ConfigurationError, "no_effect", at="--falsified", values=["'none'"]):
         audited(*SMALL, private(0.0, sites=1), canaries=10, falsified="none")
 
 
 def test_strangers_hold_no_canaries_and_who_sends_nothing_has_no_audit() -> None:
-    with pytest.raises(ConfigurationError, match="--client: 'north' is no client that trains; these are"):
+    with refused(ConfigurationError, "unknown_name", at="--client", values=["'north'", "site-1"]):
         audited(canaries=10, clients=("north",))
-    with pytest.raises(ConfigurationError, match="with local_only nothing of the model leaves a client"):
+    with refused(ConfigurationError, "nothing_sent", at="method.name", values=["local_only"]):
         audited("method={name: local_only}", canaries=10)
 
 
@@ -265,11 +275,9 @@ def test_an_audit_spends_of_a_budget_as_a_run_does_and_ends_there(tmp_path: Path
     ]
     assert all(each.ended and each.charged == each.committed == 1 for each in book.accounts.values())
     assert len(book.cohorts) > 15, "canaries that are trained on, and patients"
-    with pytest.raises(
-        ConfigurationError, match="--falsified: 'none' makes a run that spends more of patien"
-    ):
+    with refused(ConfigurationError, "conflict", at="--falsified", values=["'none'", "privacy.budget"]):
         audited(*own, canaries=30, falsified="none")
-    with pytest.raises(ConfigurationError, match=r"privacy.budget.epsilon: a patient of 'site-1'"):
+    with refused(ConfigurationError, "budget_refused", at="privacy.budget.epsilon", values=["'site-1'"]):
         audited(*own, "privacy.budget.epsilon=0.1", canaries=30)
 
 
@@ -279,7 +287,7 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     options = ("--canaries", "30", "--shadows", "4", "--score", "lira", "--falsified", "half")
     done = call("attack", "membership", run.folder, *options, "--out", "found")
     assert done.status == 0, done.err
-    assert "shadow run 4 of 4 is made" in done.out
+    assert "shadow run 4 of 4 " in done.out
     told = json.loads((tmp_path / "found/membership.json").read_text())
     assert told["canaries"] == 30 == len(told["of_each"]["included"]) == len(told["of_each"]["updates"])
     assert told["claim"]["delta"] == 0.001
@@ -303,7 +311,7 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     ]
     nothing = call("attack", "membership", tmp_path)
     assert nothing.status == 2
-    assert "holds no run: there is no config.yaml in it" in nothing.err
+    assert_told(nothing.err, "not_found", values=[tmp_path, "config.yaml"])
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import Call
+from support import Call, refused
 
 from fedstrata.auditing.observed_run import SUM, observe_round
 from fedstrata.auditing.text_recovery import Recovery, finding_of, recoveries, texts_of
@@ -165,18 +165,18 @@ def test_what_leaves_no_space_gives_nothing_away(notes: Path, overrides: tuple[s
 
 
 @pytest.mark.parametrize(
-    ("override", "why"),
+    ("override", "path", "code", "values"),
     [
-        ("method={name: fl_llama}", r"method\.name: fl_llama divides the model.*attack hidden"),
-        ("method={name: local_only}", r"method\.name: with local_only nothing of the model leaves a client"),
-        ("method={name: centralized}", r"method\.name: with centralized the documents themselves travel"),
-        ("federation.rounds=0", r"federation\.rounds: must be 1 or more"),
+        ("method={name: fl_llama}", "method.name", "divides_model", ["fl_llama", "attack hidden"]),
+        ("method={name: local_only}", "method.name", "nothing_sent", ["local_only"]),
+        ("method={name: centralized}", "method.name", "documents_sent", ["centralized"]),
+        ("federation.rounds=0", "federation.rounds", "out_of_range", ["1"]),
     ],
 )
 def test_where_no_update_leaves_a_client_there_is_nothing_to_attack(
-    notes: Path, override: str, why: str
+    notes: Path, override: str, path: str, code: str, values: list[str]
 ) -> None:
-    with pytest.raises(ConfigurationError, match=why):
+    with refused(ConfigurationError, code, at=path, values=values):
         read(notes, override)
 
 
@@ -210,9 +210,9 @@ def test_a_text_of_which_the_beginning_alone_was_looked_for_is_not_read(
         for own, longest in ((short, 2), (whole, 30))
     )
     apart = sum(len(texts_of(observed.experiment.task, seen)) for seen in observed.seen if seen.name != SUM)
-    assert any(f"0 of {apart} texts were read from beginning to end" in sentence for sentence in told.says)
-    assert any("longer than what was looked for (--longest)" in sentence for sentence in told.says)
-    assert any(f"{apart} of {apart} texts were read" in sentence for sentence in ended.says)
+    assert any(f"0 of {apart} texts" in sentence for sentence in told.says)
+    assert any("--longest" in sentence for sentence in told.says)
+    assert any(f"{apart} of {apart} texts" in sentence for sentence in ended.says)
     assert not any("--longest" in sentence for sentence in ended.says)
     assert (ended.facts["method"], ended.facts["longest"]) == ("layer_skipping", 30)
 
@@ -242,7 +242,7 @@ def test_the_command_writes_numbers_and_shows_text_only_where_it_is_asked_to(
     command = ["attack", "span", *chosen, "--longest", "20", "--out", str(tmp_path / "out")]
     done = call(*command)
     assert done.status == 0, done.err
-    assert "1 of 1 texts found" in done.out
+    assert "1 of 1 texts" in done.out
     written = "".join((tmp_path / "out" / f"span.{ending}").read_text() for ending in ("json", "md"))
     facts = json.loads((tmp_path / "out" / "span.json").read_text())
     assert [row["recovered"] for row in facts["found"]] == [1]

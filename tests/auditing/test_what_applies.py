@@ -46,9 +46,9 @@ def test_each_attack_fits_what_a_run_sends(settings: tuple[str, ...], fitting: s
     assert bool(why_none(experiment)) == ("hidden" not in fitting)
     assert bool(own_cuts(experiment)) == ("hidden" in fitting)
     if "span" not in fitting:
-        with pytest.raises(ConfigurationError) as refused:
+        with pytest.raises(ConfigurationError) as caught:
             observe_round(source, lambda event, facts: None)
-        assert {problem.path for problem in refused.value.problems} == {"method.name"}
+        assert {problem.path for problem in caught.value.problems} == {"method.name"}
 
 
 @pytest.mark.parametrize("arguments", [(), ("run.yaml",), ("--front", "1"), ("federation.rounds=1",)])
@@ -60,6 +60,7 @@ def test_no_attack_is_made_that_is_not_named(call: Call, tmp_path: Path, argumen
     assert not (tmp_path / "audits").exists()
 
 
+@pytest.mark.usefixtures("reports")
 def test_hidden_states_that_are_never_sent_are_no_finding(call: Call, tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert call("run", *SHORT, *PRIVATE, "method={name: fedavg}", "--out", str(run)).status == 0

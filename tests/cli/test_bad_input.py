@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
-from support import TINY, Call, Told
+from support import TINY, Call, RunTiny, Told
+from told import assert_told
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -60,245 +62,167 @@ def jsonl(notes: Path) -> list[str]:
     return [*TINY[3:], "data.format=jsonl", f"data.path={notes}"]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "expected"),
-    [
-        (["data={format: brat, path: nowhere}"], ["data.path", "nowhere", "the command line"]),
-        (["training.epoch=3"], ["training.epoch", "unknown key", "did you mean 'epochs'?"]),
-        (["method={name: layer_skipping, top: 9}"], ["method.top", "at most 3", "not 9", "the command line"]),
-        (["method={name: layer_skipping, top: 0}"], ["method.top", "not 0"]),
-        (["method={name: layer_skipping, top: 1.5}"], ["method.top", "not 1.5"]),
-        (["method.name=fedmagic"], ["method.name", "fedmagic", "layer_skipping", "fedavg"]),
-        (["method={name: fedavg, top: 2}"], ["method.top", "unknown key"]),
-        (["partition={by: iid, clients: 0}"], ["partition.clients", "not 0"]),
-        (["partition={by: iid, clients: 100}"], ["partition.clients", "100"]),
-        (["data.synthetic.sites=0"], ["data.synthetic.sites", "not 0"]),
-        (["federation.sample=0.0"], ["federation.sample", "not 0"]),
-        (["model.init=pretrained", "model.config={}", "model.name=./absent"], ["model.name", "absent"]),
-        (["model.config={model_type: lama}"], ["model.config", "lama"]),
-        (["model.config={model_type: {}}"], ["model.config.model_type: {} is no model_type of transformers"]),
-        (["federation.metric=2020-02-30"], ["federation.metric", "'2020-02-30'", "the command line"]),
-        (["seed=2020-13-45"], ["seed: must be a whole number, not '2020-13-45'", "the command line"]),
-        (["data.types=[problem, gene]"], ["data.types", "gene"]),
-        (["device=cuda:7"], ["device", "cuda:7"]),
-        (
-            ["task.name=mt"],
-            [
-                "task.name: must be one of ner, classify, lm, extract, relations, cloze, summarize, "
-                "or package.module:Class, not 'mt'",
-                "command line",
-            ],
+def test_problems_of_all_sections_come_together_and_exit_2(fedstrata: Call, tmp_path: Path) -> None:
+    """Each by its setting, with where that was set."""
+    file = config(tmp_path, "training: &t {epochs: 0}\nfederation: {<<: *t}\n")  # a merge key is no trouble
+    wrong = {
+        "training.epoch=3": ("training.epoch", "unknown_key", ["'epochs'"]),
+        "method={name: layer_skipping, top: 1.5}": (
+            "method.top",
+            "wrong_type",
+            ["whole number", "1", "'auto'", "mapping", "1.5"],
         ),
-        (["task.name=lm"], ["task.stride: unknown key; it belongs to name: ner or classify."]),
-        (["task={name: classify, treshold: 0.3}"], ["task.treshold", "did you mean 'threshold'?"]),
-        (["task.threshold=0.3"], ["task.threshold", "it belongs to name: classify"]),
+        "federation.sample=0.0": ("federation.sample", "out_of_range", ["not 0"]),
+        "seed=2020-13-45": ("seed", "wrong_type", ["whole number", "'2020-13-45'"]),
+        "nonsense=1": ("nonsense", "unknown_key", []),
+    }
+    told = fedstrata("run", file, *TINY, *wrong)
+    assert told.status == 2
+    for path, code, values in wrong.values():
+        assert_told(told.err, code, at=path, values=values, origin="the command line")
+    for path, code in (("training.epochs", "out_of_range"), ("federation.epochs", "unknown_key")):
+        assert_told(told.err, code, at=path)
+    assert [path.name for path in tmp_path.iterdir()] == ["site.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "code", "values"),
+    [
+        ("data={format: brat, path: nowhere}", "data.path", "not_found", ["nowhere"]),
+        ("method={name: layer_skipping, top: 0}", "method.top", "out_of_range", ["not 0"]),
+        ("method.name=fedmagic", "method.name", "unknown_name", ["fedmagic", "layer_skipping", "fedavg"]),
+        ("method.name=fedavg", "method.top", "unknown_key", ["method={name: fedavg}"]),
+        ("federation.metric=2020-02-30", "federation.metric", "unknown_name", ["'2020-02-30'"]),
+        ("partition={by: iid, clients: 0}", "partition.clients", "out_of_range", ["not 0"]),
+        ("task.max_length=4096", "task.max_length", "out_of_range", [2048, 4096]),
+        ("model.dtype=bfloat16", "model.dtype", "conflict", ["training.precision"]),
     ],
 )
-def test_a_wrong_configuration_is_named_and_exits_2(fedstrata, tmp_path: Path, overrides, expected) -> None:
-    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
-    assert status == 2
-    for part in expected:
-        assert part in err
+def test_one_mistake_is_one_problem(
+    fedstrata: Call, tmp_path: Path, override: str, path: str, code: str, values: list[object]
+) -> None:
+    file = config(tmp_path, "method: {name: layer_skipping, top: 2}\n")
+    told = fedstrata("run", file, *TINY, override)
+    assert told.status == 2
+    assert len(told.err.splitlines()) == 2
+    assert_told(told.err, code, at=path, values=values)
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("value", ["nan", "inf"])
 @pytest.mark.parametrize(
     ("command", "option", "allowed"),
-    [(["score", "gold", "found"], "--level", "0.5 to 0.999"), (["plan", "absent.yaml"], "--seconds", "0 to")],
+    [
+        ("score gold found", "--level", "0.5 to 0.999"),
+        ("plan absent.yaml", "--seconds", "0 to 2000000"),
+        ("split generate --client a --out x", "--temperature", "0 to 1000000"),
+        *(
+            ("serve", f"--{name}", r"[\d.]+ to \d+")
+            for name in ("patience", "deadline", "reconnect", "keepalive", "delay", "cache-megabytes")
+        ),
+    ],
 )
 def test_an_option_that_is_no_number_is_named_with_what_is_allowed(
-    command: list[str], option: str, allowed: str, value: str
+    command: str, option: str, allowed: str
 ) -> None:
-    done = CliRunner().invoke(app, [*command, option, value], env={"COLUMNS": "200"})
-    assert done.exit_code == 2
-    assert re.search(rf"'{option}': must be from {allowed}.*, not {value}", done.output)
+    for value in ("nan", "inf", "-1", "1e+300"):
+        done = CliRunner().invoke(app, [*command.split(), option, value], env={"COLUMNS": "200"})
+        assert done.exit_code == 2
+        assert re.search(rf"'{option}': .* {allowed}.*, not {re.escape(value)}", done.output)
 
 
-def test_problems_of_different_sections_come_together(fedstrata, tmp_path: Path) -> None:
-    overrides = [
-        "training.epochs=0",
-        "method={name: layer_skipping, top: 9}",
-        "data.types=[gene]",
-        "nonsense=1",
-    ]
-    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
-    assert status == 2
-    assert "4 problems" in err
-    for part in ("training.epochs", "method.top", "data.types", "nonsense"):
-        assert part in err
+def test_a_configuration_that_is_missing_or_one_of_two_exits_2(fedstrata: Call) -> None:
+    missing, two = fedstrata("run", "absent.yaml"), fedstrata("run", "one.yaml", "two.yaml")
+    assert missing.status == two.status == 2
+    assert_told(missing.err, "not_found", values=["absent.yaml"])
+    assert_told(two.err, "conflict", values=["one.yaml, two.yaml"])
 
 
-def test_a_missing_configuration_exits_2(fedstrata) -> None:
-    status, _, err = fedstrata("run", "absent.yaml")
-    assert status == 2
-    assert "absent.yaml" in err
-
-
-def test_two_configurations_exit_2(fedstrata) -> None:
-    status, _, err = fedstrata("run", "one.yaml", "two.yaml")
-    assert status == 2
-    assert "one.yaml, two.yaml" in err
-
-
-def test_a_hub_id_that_cannot_be_reached(fedstrata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    overrides = [
-        "model.init=pretrained",
-        "model.config={}",
-        "model.tokenizer=null",
-        "model.name=acme/absent-model",
-    ]
-    status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides)
-    assert status == 2
-    assert "model.name: 'acme/absent-model'" in err
-    assert "from the command line" in err
-    assert len(err.splitlines()) == 2
-
-
-def test_one_mistake_is_one_problem_in_plain_words(fedstrata, tmp_path: Path) -> None:
-    status, _, err = fedstrata("run", config(tmp_path), *TINY, "method={name: layer_skipping, top: 1.5}")
-    assert status == 2
-    assert err.splitlines() == [
-        "fedstrata: 1 problem in the configuration:",
-        "  - method.top: must be a whole number or less than or equal to 1 or 'auto' or a mapping, not 1.5  "
-        "[from the command line]",
-    ]
-
-
-def test_a_client_whose_documents_are_blank(fedstrata, tmp_path: Path, notes: Path) -> None:
-    blank = [json.dumps({"id": str(number), "text": " \n", "spans": []}) for number in range(9)]
-    (notes / "south" / "notes.jsonl").write_text("\n".join(blank))
-    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
-    assert status == 2
-    assert "south" in err
-    assert "no text" in err
-
-
-def test_windows_longer_than_the_model_knows(fedstrata, tmp_path: Path) -> None:
-    status, _, err = fedstrata("run", config(tmp_path), *TINY, "task.max_length=4096")
-    assert status == 2
-    assert "task.max_length: must be at most 2048" in err
-
-
-def test_weights_that_would_train_in_bfloat16(fedstrata, tmp_path: Path) -> None:
-    status, _, err = fedstrata("run", config(tmp_path), *TINY, "model.dtype=bfloat16")
-    assert status == 2
-    assert "model.dtype" in err
-    assert "training.precision" in err
-
-
-def test_another_method_over_a_file_says_how(fedstrata, tmp_path: Path) -> None:
-    file = config(tmp_path, "method:\n  name: layer_skipping\n  top: 2\n")
-    status, _, err = fedstrata("run", file, *TINY, "method.name=fedavg")
-    assert status == 2
-    assert "method={name: fedavg}" in err
-
-
-def test_a_merge_key_is_no_trouble(fedstrata, tmp_path: Path) -> None:
-    file = config(tmp_path, "training: &t {epochs: 0}\nmodel: {<<: *t}\n")
-    status, _, err = fedstrata("run", file, *TINY)
-    assert status == 2
-    assert "training.epochs" in err
-    assert "model.epochs" in err
-
-
-def test_a_folder_that_cannot_be_made_exits_1(fedstrata, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_exits_1(fedstrata: Call, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     status, _, err = fedstrata("run", config(tmp_path), *TINY, "--out", str(tmp_path / "file" / "run"))
     assert status == 1
     assert "file" in err
 
 
-def test_no_note_text_in_what_a_run_leaves_besides_the_models(fedstrata, tmp_path: Path, notes: Path) -> None:
+def test_no_note_text_in_what_a_run_leaves_besides_the_models(
+    fedstrata: Call, tmp_path: Path, notes: Path
+) -> None:
     assert fedstrata("run", config(tmp_path), *jsonl(notes), "federation.rounds=1", "--out", "run")[0] == 0
     for path in (tmp_path / "run").iterdir():
         if path.is_file():
             assert QUOTED not in path.read_text()
 
 
-def test_a_client_without_data(fedstrata, tmp_path: Path, notes: Path) -> None:
-    (notes / "south" / "notes.jsonl").write_text("")
-    (notes / "north" / "train.jsonl").write_text((notes / "north" / "notes.jsonl").read_text())
-    (notes / "north" / "notes.jsonl").unlink()
-    (notes / "south" / "notes.jsonl").unlink()
-    (notes / "south" / "test.jsonl").write_text((notes / "north" / "train.jsonl").read_text())
-    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
-    assert status == 2
-    assert "south" in err
-    assert "train" in err
+def line(text: str, start: int, end: int, label: str, name: str) -> str:
+    """A document of one mention."""
+    return json.dumps({"id": name, "text": text, "spans": [{"start": start, "end": end, "label": label}]})
 
 
-def test_a_label_unseen_in_training(fedstrata, tmp_path: Path, notes: Path) -> None:
-    for site in ("north", "south"):
-        (notes / site / "notes.jsonl").rename(notes / site / "train.jsonl")
-    text = {
-        "id": "odd",
-        "text": f"{QUOTED} took aspirin",
-        "spans": [{"start": 16, "end": 23, "label": "drug"}],
-    }
-    (notes / "north" / "test.jsonl").write_text(json.dumps(text) + "\n")
-    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
-    assert status == 2
-    for part in ("data.types", "'drug'", "odd", "problem"):
-        assert part in err
+def test_notes_that_cannot_be_used_are_named_without_their_text(
+    fedstrata: Call, tmp_path: Path, notes: Path
+) -> None:
+    def refused(code: str, path: str, values: list[object]) -> None:
+        status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
+        assert status == 2
+        assert_told(err, code, at=path, values=values)
+
+    north, south = (notes / site / "notes.jsonl" for site in ("north", "south"))
+    sound = north.read_text()
+    north.write_text(sound + line(QUOTED, 0, 99, "problem", "x") + "\n")
+    refused("out_of_range", "data.path", ["notes.jsonl", "line 10"])
+    north.write_text(sound)
+    south.write_text("\n".join(json.dumps({"id": str(n), "text": " \n", "spans": []}) for n in range(9)))
+    refused("not_enough_data", "", ["south"])  # blank notes
+    north.rename(north.with_name("train.jsonl"))
+    south.unlink()
+    south.with_name("test.jsonl").write_text(sound)
+    refused("not_enough_data", "", ["south", "train"])  # nothing to train on
+    south.with_name("train.jsonl").write_text(sound)
+    south.with_name("test.jsonl").write_text(line(f"{QUOTED} took aspirin", 16, 23, "drug", "odd") + "\n")
+    refused("unknown_name", "data.types", ["'drug'", "odd", "problem"])
 
 
-def test_a_malformed_document_is_named_without_its_text(fedstrata, tmp_path: Path, notes: Path) -> None:
-    with (notes / "north" / "notes.jsonl").open("a") as file:
-        file.write(
-            json.dumps({"id": "x", "text": QUOTED, "spans": [{"start": 0, "end": 99, "label": "problem"}]})
-            + "\n"
-        )
-    status, _, err = fedstrata("run", config(tmp_path), *jsonl(notes))
-    assert status == 2
-    assert "notes.jsonl" in err
-    assert "line 10" in err
-
-
-def test_a_loss_that_is_not_a_number_exits_1_and_is_recorded(fedstrata, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_a_number_exits_1_and_is_recorded(fedstrata: Call, tmp_path: Path) -> None:
     overrides = ["training.optimizer=sgd", "training.learning_rate=1e38", "training.clip_norm=null"]
     status, _, err = fedstrata("run", config(tmp_path), *TINY, *overrides, "--out", "run")
     assert status == 1
-    assert "site-" in err
-    assert "1e+38" in err
-    assert "training.learning_rate" in err
+    assert_told(err, "clients_lost")
+    assert re.search(r"^  - site-\d: TrainingError: .*training\.learning_rate is 1e\+38", err, re.MULTILINE)
     last = json.loads((tmp_path / "run" / "record.jsonl").read_text().splitlines()[-1])
     assert last["event"] == "failed"
 
 
-@pytest.mark.usefixtures("no_report")
-def test_a_checkpoint_cut_short_exits_1_and_is_named(fedstrata, tmp_path: Path) -> None:
-    arguments = ("run", config(tmp_path), *TINY, "federation.rounds=1", "--out", "run")
-    assert fedstrata(*arguments)[0] == 0
+def test_a_checkpoint_cut_short_exits_1_and_is_named(
+    fedstrata: Call, tmp_path: Path, run_once: RunTiny
+) -> None:
+    shutil.copytree(run_once("federation.rounds=1").folder, tmp_path / "run")
     checkpoint = tmp_path / "run" / "checkpoints" / "round-00001.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:100])
     status, _, err = fedstrata("run", "--resume", "--out", "run", "federation.rounds=2")
     assert status == 1
-    assert "round-00001.safetensors" in err
-    assert "cut short" in err
+    assert_told(err, "unreadable", values=["round-00001.safetensors", "100 bytes"])
 
 
-def test_an_output_folder_in_use_exits_2(fedstrata, tmp_path: Path) -> None:
+def test_an_output_folder_in_use_and_a_resumed_one_without_a_run_exit_2(
+    fedstrata: Call, tmp_path: Path
+) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "thesis.txt").write_text("mine")
     status, _, err = fedstrata("run", config(tmp_path), *TINY, "--out", "taken")
     assert status == 2
-    assert "taken holds something already; name another folder" in err
-    assert "no run in it" in err
-    (tmp_path / "taken" / "config.yaml").write_text("{}")
-    assert "go on with --resume" in fedstrata("run", config(tmp_path), *TINY, "--out", "taken").err
-
-
-def test_resume_needs_a_run(fedstrata, tmp_path: Path) -> None:
-    assert fedstrata("run", "--resume")[0] == 2
-    status, _, err = fedstrata("run", "--resume", "--out", str(tmp_path))
+    assert_told(err, "exists", at="--out", values=["taken"])
+    assert "--resume" not in err
+    assert fedstrata("run", "--resume").status == 2
+    status, _, err = fedstrata("run", "--resume", "--out", "taken")
     assert status == 2
-    assert "holds no run" in err
+    assert_told(err, "not_found", values=["taken"])
+    (tmp_path / "taken" / "config.yaml").write_text("{}")
+    err = fedstrata("run", config(tmp_path), *TINY, "--out", "taken").err
+    assert_told(err, "exists", at="--out", values=["--resume"])
 
 
 def test_a_bug_shows_its_type_but_not_its_text(
-    fedstrata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fedstrata: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
         raise KeyError(QUOTED)
@@ -322,25 +246,16 @@ def test_what_the_demo_says_of_its_own_notes_is_not_said_of_others(overrides: li
     assert named["synthetic"]["notes"] == 4
 
 
-def test_the_demo_keeps_its_own_settings() -> None:
+def test_the_demo_keeps_its_own_settings_and_a_section_that_is_given_as_a_whole_is_taken_as_it_is() -> None:
     data = configuration(None, ["data.synthetic.notes=4"]).values["data"]
     assert data["types"] == ["problem", "test", "treatment", "drug"]
     assert data["synthetic"] == {"sites": 4, "notes": 4}
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
+    for said in (
         {"format": "brat", "path": "notes", "types": ["drug"]},
         {"synthetic": {"sites": 3}, "types": ["drug"]},
         {"format": "brat", "path": "notes"},
-    ],
-)
-def test_a_section_that_is_given_as_a_whole_is_taken_as_it_is(said: dict[str, object]) -> None:
-    assert configuration(None, [f"data={json.dumps(said)}"]).values["data"] == said
-    assert configuration(None, [f"data={json.dumps(said)}", "task.name=classify"]).values["data"] == said
-
-
-def test_a_section_within_one_is_taken_as_it_is() -> None:
+    ):
+        for task in ((), ("task.name=classify",)):
+            assert configuration(None, [f"data={json.dumps(said)}", *task]).values["data"] == said
     data = configuration(None, ["data.synthetic={sites: 3}", "data.format=brat"]).values["data"]
     assert data == {"format": "brat", "synthetic": {"sites": 3}}

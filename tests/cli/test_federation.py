@@ -10,7 +10,8 @@ import psutil
 import pytest
 from cryptography import x509
 from processes import fedstrata, free_address, read_until
-from support import TINY
+from support import TINY, refused
+from told import assert_told
 from typer.testing import CliRunner
 
 from fedstrata.cli.lines import ClientLine, ServerLine
@@ -40,55 +41,52 @@ def test_a_federation_is_made_and_its_members_are_listed(
     assert "fedstrata join hospitals/sites/south" in said
     assert "fedstrata keys new site.identity" in said
     monkeypatch.chdir(tmp_path / "hospitals")
-    assert "sites/west.zip is the kit of west" in said_by("add", "west", "--zip")
-    assert "copy server/tokens there now; no restart is needed" in said_by("revoke", "south")
+    assert "sites/west.zip " in said_by("add", "west", "--zip")
+    assert "copy server/tokens there" in said_by("revoke", "south")
     said = said_by("renew", "north", "server")
-    assert "sites/north has the new certificate of north" in said
-    assert "copy server/tokens there now" in said
+    assert "sites/north has the" in said
+    assert "copy server/tokens there" in said
     assert "tokens" not in said_by("renew", "server")
     listed = [line.split("│")[1:] for line in said_by("list").splitlines() if "UTC" in line]
     assert [cells[0].strip() for cells in listed] == ["server", "north", "south", "west"]
     assert [cells[2].strip() for cells in listed] == ["", "", "revoked", ""]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["init", "x"], ["--sites: must name at least one site"]),
-        (
-            ["init", "x", "--sites", "a,b", "server", "c", "c"],
-            ["must be 1 to 63 letters", "not 'a,b'", "names 'c' twice", "'server' is the server's own name"],
-        ),
-        (["init", "x", "--sites", "North", "north"], ["--sites: names 'north' twice; capitals make no"]),
-        (["init", "../x?", "--sites", "a"], ["NAME: must be 1 to 63 letters", "not 'x?'"]),
-        (["init", "x", "--sites", "a", "--server", "hub"], ["--server: must be HOST:PORT"]),
-        *(
-            (["init", "x", "--sites", "a", "--server", address], ["--server: must be HOST:PORT, a name in"])
-            for address in (
-                "b\u00fccher.example:1",
-                "a name:1",
-                "http://hub:1",
-                "*.example.org:1",
-                "0.0.0.0:1",
-                "[::]:1",
-                "::1:1",
-                "hub:0",
-                f"{'a' * 64}.org:1",
-                f"{'a.' * 127}org:1",
-            )
-        ),
-        (["init", "x", "--sites", "a.zip", "kit.yaml"], ["'a.zip' names a file", "'kit.yaml' names a file"]),
-        (["add", "north"], ["--federation: ", "is the folder of no federation: there is no federation.yaml"]),
-    ],
-)
 def test_what_can_be_no_federation_is_told_at_once_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigurationError) as caught:
-        CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
-    assert all(part in str(caught.value) for part in told), str(caught.value)
-    assert not list(tmp_path.iterdir())
+    addresses = ["hub", "b\u00fccher.example:1", "a name:1", "http://hub:1", "*.example.org:1", "0.0.0.0:1"]
+    addresses += ["[::]:1", "::1:1", "hub:0", f"{'a' * 64}.org:1", f"{'a.' * 127}org:1"]
+    wrong: list[tuple[list[str], list[tuple[str, str, str]]]] = [
+        (["init", "x"], [("--sites", "missing", "")]),
+        (
+            ["init", "x", "--sites", "a,b", "server", "c", "c"],
+            [
+                ("--sites", "wrong_form", "'a,b'"),
+                ("--sites", "duplicate", "'c'"),
+                ("--sites", "conflict", "'server'"),
+            ],
+        ),
+        (["init", "x", "--sites", "North", "north"], [("--sites", "duplicate", "'north'")]),
+        (["init", "../x?", "--sites", "a"], [("NAME", "wrong_form", "'x?'")]),
+        *(
+            (["init", "x", "--sites", "a", "--server", own], [("--server", "wrong_form", repr(own)[:80])])
+            for own in addresses
+        ),
+        (
+            ["init", "x", "--sites", "a.zip", "kit.yaml"],
+            [("--sites", "conflict", "'a.zip'"), ("--sites", "conflict", "'kit.yaml'")],
+        ),
+        (["add", "north"], [("--federation", "not_found", "federation.yaml")]),
+    ]
+    for arguments, told in wrong:
+        with pytest.raises(ConfigurationError) as caught:
+            CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
+        for path, code, value in told:
+            found = [each.message for each in caught.value.problems if (each.path, each.code) == (path, code)]
+            assert any(value in message for message in found), str(caught.value)
+        assert not list(tmp_path.iterdir())
 
 
 def test_what_a_federation_has_no_room_for_is_refused_by_name_and_changes_nothing(
@@ -98,20 +96,20 @@ def test_what_a_federation_has_no_room_for_is_refused_by_name_and_changes_nothin
     said_by("init", "hospitals", "--sites", "north", "--server", free_address())
     monkeypatch.chdir("hospitals")
     tokens = Path("server/tokens").read_bytes()
-    for arguments, told in (
-        (["add", "North"], "SITE: 'North' differs from 'north' in capitals alone"),
-        (["add", "a b"], "SITE: must be 1 to 63 letters"),
-        (["renew", "north", "--zip"], "--zip: sites/north is a folder already; leave --zip out"),
+    for arguments, path, code, values in (
+        (["add", "North"], "SITE", "duplicate", ["'North'", "'north'"]),
+        (["add", "a b"], "SITE", "wrong_form", ["'a b'"]),
+        (["renew", "north", "--zip"], "--zip", "exists", ["sites/north"]),
     ):
-        with pytest.raises(ConfigurationError, match=told):
+        with refused(ConfigurationError, code, at=path, values=values):
             CliRunner().invoke(app, ["federation", *arguments], catch_exceptions=False)
     assert Path("server/tokens").read_bytes() == tokens
     settings = Path("federation.yaml")
     settings.write_text(settings.read_text().replace("server: ", "server: http://"))
-    with pytest.raises(ConfigurationError, match=r"server must be HOST:PORT, .* not 'http://"):
+    with refused(ConfigurationError, "wrong_form", values=["server", "'http://"]):
         CliRunner().invoke(app, ["federation", "renew", "server"], catch_exceptions=False)
     settings.write_text(settings.read_text().replace("http://", "").replace("days: 365", "days: 99999999"))
-    with pytest.raises(ConfigurationError, match=r"days: .* 3650, not 99999999"):
+    with refused(ConfigurationError, "out_of_range", at="days", values=[3650, 99999999]):
         CliRunner().invoke(app, ["federation", "renew", "server"], catch_exceptions=False)
 
 
@@ -133,28 +131,22 @@ def test_a_certificate_that_no_longer_holds_is_marked(
     assert [cells[2].strip() for cells in listed if "UTC" in "".join(cells)] == ["", "expired"]
 
 
-def test_a_kit_is_no_configuration_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kit_of_the_other_side_or_for_another_command_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     said_by("init", "hospitals", "--sites", "north")
-    told = "hospitals/server is a folder and no configuration; a federation's kit is for fedstrata serve or"
-    for verb in ("run", "plan", "compare"):
-        with pytest.raises(ConfigurationError, match=told):
-            CliRunner().invoke(app, [verb, "hospitals/server"], catch_exceptions=False)
-
-
-def test_a_kit_of_the_other_side_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    said_by("init", "hospitals", "--sites", "north")
-    for arguments, told in (
-        (["serve", "hospitals/sites/north"], "is the kit of site 'north', and not the server's"),
-        (["join", "hospitals/server"], "is the kit of the server, and not of a site"),
-        (["join", "hospitals/sites/north", "hospitals/server"], "one kit at most, not 2"),
-        (["join"], "--client: must be given"),
+    for arguments, path, code, value in (
+        ("run hospitals/server", "", "wrong_kit", "hospitals/server"),
+        ("plan hospitals/server", "", "wrong_kit", "hospitals/server"),
+        ("compare hospitals/server", "", "wrong_kit", "hospitals/server"),
+        ("serve hospitals/sites/north", "", "wrong_kit", "'north'"),
+        ("join hospitals/server", "", "wrong_kit", "hospitals/server"),
+        ("join hospitals/sites/north hospitals/server", "", "conflict", "2"),
+        ("join --insecure", "--client", "missing", ""),
     ):
-        with pytest.raises(ConfigurationError, match=told):
-            CliRunner().invoke(
-                app, [*arguments, *(["--insecure"] * (len(arguments) == 1))], catch_exceptions=False
-            )
+        with refused(ConfigurationError, code, at=path, values=[value]):
+            CliRunner().invoke(app, arguments.split(), catch_exceptions=False)
 
 
 @pytest.mark.claim("federation#lost-file")
@@ -165,16 +157,16 @@ def test_what_a_kit_has_lost_is_named_and_not_done_without(
     monkeypatch.chdir(tmp_path)
     said_by("init", "hospitals", "--sites", "north", "--server", free_address())
     kit = Path("hospitals/sites/north")
-    for lost, verb, told in (
-        (kit / "site.yaml", "join", "north/site.yaml is gone"),
-        (kit / "policy.yaml", "join", "north/policy.yaml is gone"),
-        (kit / "token", "join", "--token: must be given: its file is gone from hospitals/sites/north"),
-        (kit / "key.pem", "join", "--key: must be given"),
-        (Path("hospitals/server/run.yaml"), "serve", "server/run.yaml is gone"),
-        (Path("hospitals/server/tokens"), "serve", "--tokens: must be given"),
+    for lost, verb, path, code, value in (
+        (kit / "site.yaml", "join", "", "not_found", "north/site.yaml"),
+        (kit / "policy.yaml", "join", "", "not_found", "north/policy.yaml"),
+        (kit / "token", "join", "--token", "missing", "hospitals/sites/north"),
+        (kit / "key.pem", "join", "--key", "missing", ""),
+        (Path("hospitals/server/run.yaml"), "serve", "", "not_found", "server/run.yaml"),
+        (Path("hospitals/server/tokens"), "serve", "--tokens", "missing", ""),
     ):
         kept = lost.rename("kept")
-        with pytest.raises(ConfigurationError, match=told):
+        with refused(ConfigurationError, code, at=path, values=[value]):
             CliRunner().invoke(app, [verb, str(lost.parent)], catch_exceptions=False)
         kept.rename(lost)
 
@@ -215,8 +207,9 @@ def test_sites_with_nothing_but_their_kits_learn_together(
         assert {str(each.raddr.port) for each in sockets if each.raddr} == {port}
     said_by("revoke", "site-3", "--federation", "hospitals")
     _, complained = started[3].communicate(timeout=300)
-    ended = "fedstrata: the server refuses: client 'site-3' is revoked"  # a turn that this ends is named too
-    assert (started[3].returncode, complained.count(ended)) == (2, 1), complained
+    assert started[3].returncode == 2, complained
+    assert_told(complained, "revoked", values=["'site-3'"])
+    assert complained.count("\nfedstrata: ") == 1, complained  # a turn that this ends is named too
     for process in started[:3]:
         _, complained = process.communicate(timeout=300)
         assert process.returncode == 0, complained
@@ -230,7 +223,7 @@ def test_sites_with_nothing_but_their_kits_learn_together(
         )
     started.append(fedstrata(*serve))
     said, _ = started[-1].communicate(timeout=60)
-    assert said == "the run in served has ended; nothing is left to do\n"
+    assert "served has ended" in said
     assert Federation.read(Path("hospitals")).enrolled[-1].revoked
 
 

@@ -24,22 +24,12 @@ def test_help_imports_nothing_heavy() -> None:
         assert verb in done.stdout
 
 
-def test_the_version_is_shown() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "fedstrata", "--version"], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == fedstrata.__version__
-
-
-def test_methods_says_what_travels(call: Call) -> None:
-    done = call("methods")
+def test_version_methods_and_an_unknown_command(call: Call) -> None:
+    assert call("--version").out.strip() == fedstrata.__version__
+    done = call("methods")  # what each of them sends
     assert done.status == 0
-    for name in ("layer_skipping", "fedavg", "fedprox", "local_only", "centralized"):
+    for name in ("layer_skipping", "fedavg", "fedprox", "local_only", "centralized", "whole model"):
         assert name in done.out
-    assert "whole model" in done.out
-
-
-def test_an_unknown_command_exits_2(call: Call) -> None:
-    done = call("federate")
-    assert done.status == 2
-    assert "federate" in done.err
+    unknown = call("federate")
+    assert unknown.status == 2
+    assert "federate" in unknown.err

@@ -7,8 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-import pytest
-from support import REPOSITORY, Call, RunTiny
+from support import Call, RunTiny, refused
+from told import assert_told
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.privacy.federation_lock import read_lock
@@ -32,13 +32,13 @@ def test_show_tells_what_left(call: Call, run_once: RunTiny, tmp_path: Path) -> 
         assert f"site-{site} ({tmp_path}/runs/clients/site-{site}/egress.jsonl)" in told.out
     found = re.findall(r"  round \d: update \(train\): 12 tensors, loss \S+, weight \d+; .* kB; ", told.out)
     assert len(found) == 6
-    assert told.out.count("2 things left, 79.3 kB, 2 of them without protection; epsilon: none") == 3
+    assert len(re.findall(r"2 .*, 79\.3 kB, 2 .*; epsilon: none", told.out)) == 3
 
 
 def test_verify_takes_a_run_a_client_and_a_ledger(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
     run = folder_of(run_once, tmp_path)
     whole = call("ledger", "verify", run)
-    assert (whole.status, whole.out.count("2 lines, as written; head ")) == (0, 3)
+    assert (whole.status, whole.out.count(": 2 lines, ")) == (0, 3)
     client = run / "clients" / "site-1"
     heads = [call("ledger", "verify", path).out for path in (client, client / "egress.jsonl")]
     assert heads[0] == heads[1] == whole.out.splitlines(keepends=True)[0]
@@ -53,8 +53,8 @@ def test_what_is_wrong_is_named_with_its_line(call: Call, run_once: RunTiny, tmp
     for verb in ("verify", "show"):
         told = call("ledger", verb, run)
         assert told.status == 1
-        assert f"{one}, line 2: it was changed after it was written" in told.err
-        assert f"{other}, line 1: it was written as line 2" in told.err
+        assert f"{one}, line 2: " in told.err
+        assert re.search(rf"{re.escape(str(other))}, line 1: .*line 2", told.err)
         assert "site-2" in told.out
     assert "1 thing left" in told.out, "what comes before is shown"
 
@@ -69,17 +69,21 @@ def test_a_head_finds_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp
     assert call("ledger", "verify", ledger).status == 0
     told = call("ledger", "verify", ledger, "--head", heads[1])
     assert told.status == 1
-    assert f"{ledger}, line 2: no line has the hash {heads[1]}" in told.err
+    assert re.search(rf"{re.escape(str(ledger))}, line 2: .* {heads[1]}", told.err)
     several = call("ledger", "verify", run, "--head", heads[0])
     assert several.status == 2
-    assert "holds 3; name one" in several.err
+    assert_told(several.err, "conflict", at="--head", values=[run, 3])
+    for head in ("", "abc", 64 * "A"):
+        wrong = call("ledger", "verify", ledger, "--head", head)
+        assert wrong.status == 2
+        assert_told(wrong.err, "wrong_form", at="--head", values=[64, repr(head)])
 
 
 def test_where_there_is_no_ledger_is_said(call: Call, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "missing"):
         told = call("ledger", "show", path)
         assert told.status == 2
-        assert f"{path} holds no ledger" in told.err
+        assert_told(told.err, "not_found", at="PATH", values=[path])
 
 
 def test_a_hostile_ledger_shows_no_control_characters(call: Call, tmp_path: Path) -> None:
@@ -98,13 +102,6 @@ def test_a_hostile_ledger_shows_no_control_characters(call: Call, tmp_path: Path
     assert not re.search(r"[^\n\x20-\U0010ffff]", told.out)
 
 
-def test_the_page_has_the_fields_of_a_line(run_once: RunTiny) -> None:
-    page = (REPOSITORY / "docs" / "ledger.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (`.*?`) \|", page, flags=re.MULTILINE)
-    (line, _) = (run_once(*METHOD).folder / "clients" / "site-1" / "egress.jsonl").read_text().splitlines()
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(json.loads(line))
-
-
 def test_others_know_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
     """With the keys of a secure sum each site signs the head of its ledger, and the others keep it."""
     run = folder_of(run_once, tmp_path, "privacy.secure_aggregation=true")
@@ -115,13 +112,11 @@ def test_others_know_a_tail_that_was_cut_off(call: Call, run_once: RunTiny, tmp_
     known = ("--witnessed", run / "clients" / "site-1" / "witnessed.jsonl")
     told = call("ledger", "verify", ledger, *known, "--lock", run / "clients" / "site-1" / "federation.lock")
     assert (told.status, told.err) == (0, "")
-    assert ", with 1 head that others know; head " in told.out
+    assert ", with 1 head " in told.out
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-8]))
     told = call("ledger", "verify", ledger, *known, "--lock", run / "clients" / "site-1" / "federation.lock")
     assert told.status == 1
-    assert re.search(
-        r"line \d: no line has the hash \w+ \(run .*, round 2, train, .*: the ledger was cut", told.err
-    )
+    assert re.search(r"line \d: .* \w{64} \(run .*, round 2, train, ", told.err)
 
 
 def test_heads_that_the_site_has_not_signed_are_refused(
@@ -131,7 +126,8 @@ def test_heads_that_the_site_has_not_signed_are_refused(
     ledger, lock = run / "clients" / "site-2" / "egress.jsonl", run / "clients" / "site-1" / "federation.lock"
     known = run / "clients" / "site-1" / "witnessed.jsonl"
     alone = call("ledger", "verify", ledger, "--witnessed", known)
-    assert (alone.status, "--witnessed: says nothing without --lock" in alone.err) == (2, True)
+    assert alone.status == 2
+    assert_told(alone.err, "no_effect", at="--witnessed", values=["--lock"])
     texts = known.read_text().splitlines(keepends=True)
     entries = [json.loads(text) for text in texts]
     number = next(n for n, each in enumerate(entries, 1) if each["keys"]["site"] == "site-2")
@@ -139,7 +135,7 @@ def test_heads_that_the_site_has_not_signed_are_refused(
     known.write_text("".join(json.dumps(each) + "\n" for each in entries))
     told = call("ledger", "verify", ledger, "--witnessed", known, "--lock", lock)
     assert told.status == 2
-    assert f"entry {number} was not signed by the identity of 'site-2' in the lock" in told.err
+    assert_told(told.err, "not_signed", at="--witnessed", values=[f"entry {number}", "'site-2'"])
 
 
 def test_a_file_of_witnesses_that_says_nothing_of_the_client_checks_nothing_and_is_refused(
@@ -174,18 +170,11 @@ def test_a_site_that_signs_that_it_has_no_ledger_is_found(
         assert (told.status, "--witnessed: " in told.err) == (2, True)
 
 
-@pytest.mark.parametrize("head", ["", "abc", 64 * "A"])
-def test_a_head_that_is_no_hash_is_refused(call: Call, tmp_path: Path, head: str) -> None:
-    (tmp_path / "egress.jsonl").touch()
-    told = call("ledger", "verify", tmp_path, "--head", head)
-    assert (told.status, f"--head: must be 64 digits of 0-9 and a-f, not {head!r}" in told.err) == (2, True)
-
-
 def test_heads_of_another_run_are_not_looked_for(run_once: RunTiny, tmp_path: Path) -> None:
     """A site has one identity over many runs, and a ledger for each."""
     site = folder_of(run_once, tmp_path, "privacy.secure_aggregation=true") / "clients" / "site-1"
     known, lock = site / "witnessed.jsonl", read_lock(site / "federation.lock")
     own = json.loads(known.read_text().splitlines()[0])["keys"]["sum"]["run"]
     assert len(heads_witnessed(known, "site-2", own, lock)) == 1
-    with pytest.raises(ConfigurationError, match=r"nothing that 'site-2' has signed in run another"):
+    with refused(ConfigurationError, "not_found", at="--witnessed", values=["'site-2'", "another"]):
         heads_witnessed(known, "site-2", "another", lock)

@@ -1,118 +1,107 @@
+"""`fedstrata plan`: what it prints of a plan; tests/planning holds plans to what runs do."""
+
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support import TINY, Call, Told
+from support import TINY, Call
+from told import assert_told
 
-SCHEMA = {
-    "name": None,
-    "method": None,
-    "travels": None,
-    "task": None,
-    "metric": None,
-    "metrics": None,
-    "device": None,
-    "threads": None,
-    "workers": None,
-    "rounds": None,
+from fedstrata.core.settings.source import Source, read_source
+from fedstrata.methods import METHODS
+from fedstrata.planning.plan import RunPlan, make_plan
+
+SCHEMA: dict[str, set[str] | None] = {
+    **dict.fromkeys((
+        "name", "method", "travels", "task", "metric", "metrics", "device", "threads", "workers", "rounds",
+        "trainable_parameters", "groups", "secure_aggregation", "privacy", "cut", "limit", "warnings",
+    )),
     "clients": {"site-1", "site-2", "site-3"},
     "model": {"name", "parameters", "blocks", "bytes"},
-    "trainable_parameters": None,
-    "groups": None,
     "communication": {
-        "bytes_up",
-        "bytes_down",
-        "bytes_up_per_client_round",
-        "bytes_down_per_client_round",
-        "percent_of_full_model",
-        "full_model_bytes_up",
+        "bytes_up", "bytes_down", "bytes_up_per_client_round", "bytes_down_per_client_round",
+        "percent_of_full_model", "full_model_bytes_up",
     },
-    "secure_aggregation": None,
     "time": {
-        "preparation_seconds",
-        "total_seconds",
-        "train_seconds",
-        "serve_seconds",
-        "evaluate_seconds",
-        "engine_overhead_seconds",
-        "finish_seconds",
-        "seconds_per_round",
-        "seconds_per_client_round",
+        "preparation_seconds", "total_seconds", "train_seconds", "serve_seconds", "evaluate_seconds",
+        "engine_overhead_seconds", "finish_seconds", "seconds_per_round", "seconds_per_client_round",
     },
     "memory": {"peak_rss_bytes", "peak_gpu_bytes", "available_rss_bytes", "available_gpu_bytes"},
     "disk": {
-        "bytes",
-        "checkpoints_bytes",
-        "stores_bytes",
-        "caches_bytes",
-        "models_bytes",
-        "releases_bytes",
-        "ledgers_bytes",
-        "sums_bytes",
-        "record_bytes",
-        "report_bytes",
-        "free_bytes",
+        "bytes", "checkpoints_bytes", "stores_bytes", "caches_bytes", "models_bytes", "releases_bytes",
+        "ledgers_bytes", "sums_bytes", "record_bytes", "report_bytes", "free_bytes",
     },
-    "privacy": None,
-    "cut": None,
     "rehearsal": {"seconds", "rounds", "steps"},
-    "limit": None,
-    "warnings": None,
-}
+}  # fmt: skip
+"""Keys of the JSON form, which programs read."""
+
+PATIENTS = ("method={name: layer_skipping, top: 1}", "data.synthetic.notes_per_patient=3")
 
 
-@pytest.fixture
-def plan(call: Call, tmp_path: Path) -> Call:
-    """Plans a tiny run in a folder in which nothing is left behind."""
-    (tmp_path / "tiny.yaml").write_text("{}\n")
-
-    def run(*arguments: str) -> Told:
-        told = call("plan", tmp_path / "tiny.yaml", *TINY, "threads=1", "--seconds", "0", *arguments)
-        assert [path.name for path in tmp_path.iterdir()] == ["tiny.yaml"]
-        return told
-
-    return run
+@pytest.fixture(scope="module")
+def made() -> RunPlan:
+    """The plan of a run whose notes name patients."""
+    return make_plan(read_source(None, [*TINY, *PATIENTS]), seconds=0.0)
 
 
-def test_the_json_form_has_its_keys_and_nothing_else_is_printed(plan: Call) -> None:
-    done = plan("--json")
-    assert done.status == 0, done.err
-    made = json.loads(done.out)
-    assert made.keys() == SCHEMA.keys()
+def printed(call: Call, monkeypatch: pytest.MonkeyPatch, plan: RunPlan, *options: str) -> str:
+    """What the command prints of a plan."""
+    monkeypatch.setattr("fedstrata.planning.plan.make_plan", lambda source, **more: plan)
+    done = call("plan", *options)
+    assert (done.status, done.err) == (0, "")
+    return done.out
+
+
+def test_configuration_options_and_overrides_reach_the_plan(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: RunPlan
+) -> None:
+    given: list[Any] = []
+
+    def plan(source: Source, **more: Any) -> RunPlan:
+        given.extend((source.values["name"], source.values["seed"], more))
+        return made
+
+    monkeypatch.setattr("fedstrata.planning.plan.make_plan", plan)
+    (tmp_path / "site.yaml").write_text("name: mine\nseed: 1\n")
+    assert call("plan", "site.yaml", "seed=2", "--seconds", "0.5", "--out", "study").status == 0
+    assert given == ["mine", 2, {"folder": Path("study"), "seconds": 0.5}]
+
+
+def test_the_json_form_has_its_keys_and_nothing_else_is_printed(
+    call: Call, monkeypatch: pytest.MonkeyPatch, made: RunPlan
+) -> None:
+    shown = json.loads(printed(call, monkeypatch, made, "--json"))
+    assert shown.keys() == SCHEMA.keys()
     for key, inner in SCHEMA.items():
         if inner is not None:
-            assert made[key].keys() == inner
-    assert made["groups"][0].keys() == {
-        "name",
-        "parameters",
-        "trainable_parameters",
-        "bytes",
-        "bytes_down",
-        "bytes_up",
-    }
+            assert shown[key].keys() == inner
+    group = {"name", "parameters", "trainable_parameters", "bytes", "bytes_down", "bytes_up"}
+    assert shown["groups"][0].keys() == group
     keys = {"documents", "patients", "examples", "steps", "rounds", "seconds"}
-    assert made["clients"]["site-1"].keys() == keys
-    assert made["memory"]["peak_rss_bytes"] > 1e8
+    assert shown["clients"]["site-1"].keys() == keys
+    assert shown["memory"]["peak_rss_bytes"] > 1e8
 
 
-def test_people_see_what_trains_travels_and_costs(plan: Call) -> None:
-    done = plan("method={name: layer_skipping, top: 1}")
-    assert done.status == 0, done.err
+@pytest.mark.claim("security_review#no-epsilon")
+def test_people_see_what_trains_travels_and_costs_and_no_epsilon_without_privacy(
+    call: Call, monkeypatch: pytest.MonkeyPatch, made: RunPlan
+) -> None:
+    assert made.privacy is None
+    shown = printed(call, monkeypatch, made)
+    assert "epsilon" not in shown
     for part in ("blocks 0 to 1", "block 2", "site-3", "steps a round", "judged by f1"):
-        assert part in done.out
+        assert part in shown
     for line in ("trains ", "travels ", "time ", "memory ", "disk "):
-        assert any(text.startswith(line) for text in done.out.splitlines())
-
-
-def test_people_see_how_many_patients_a_client_trains_on(plan: Call) -> None:
-    made = json.loads(plan("--json", "data.synthetic.notes_per_patient=3").out)["clients"]
-    shown = " ".join(plan("data.synthetic.notes_per_patient=3").out.split())
-    for client in made.values():
-        count, patients = client["documents"]["train"], client["patients"]["train"]
-        assert 0 < patients < count
-        assert f" {count} ({patients}) " in shown
+        assert any(text.startswith(line) for text in shown.splitlines())
+    text = " ".join(shown.split())
+    for client in made.clients.values():
+        assert client.patients is not None
+        assert f" {client.documents['train']} ({client.patients['train']}) " in text
 
 
 PRIVATE = (
@@ -123,36 +112,39 @@ PRIVATE = (
 
 
 @pytest.mark.slow
-def test_people_see_what_a_private_run_will_spend(plan: Call) -> None:
-    made = json.loads(plan("--json", *PRIVATE).out)
-    shown = plan(*PRIVATE)
-    assert shown.status == 0, shown.err
-    text = " ".join(shown.out.split())
-    assert "Differential privacy by document, zero-out adjacency, delta 0.001" in text
-    for name, own in made["privacy"]["clients"].items():
-        assert own["found"] == made["clients"][name]["documents"]["train"]
-        assert f" {name} │ 12 │ {own['found']} │" in text
-    assert f"sigma {made['privacy']['sigma']:g} of the clipping norm 1, over 4 expected units" in text
-    assert "the noise allows for 4 turns of 2 steps, of these 2 to be taken again" in text
-    assert "warning: the noise is hopeless: " in text
-    assert "warning: fewer documents than declared (site-1 " in text
+def test_people_see_what_a_private_run_will_spend(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = make_plan(read_source(None, [*TINY, *PRIVATE]), seconds=0.0)
+    assert made.privacy is not None
+    text = " ".join(printed(call, monkeypatch, made).split())
+    for part in ("by document", "zero-out adjacency", "delta 0.001"):
+        assert part in text
+    for name, own in made.privacy.clients.items():
+        assert own.found == made.clients[name].documents["train"]
+        assert f" {name} │ 12 │ {own.found} │" in text
+    assert re.search(rf"sigma {made.privacy.sigma:g} .* norm 1, over 4 expected", text)
+    assert re.search(r"4 turns of 2 steps, .*\b2 ", text)
+    assert re.search(r"warning: .* hopeless: ", text)
+    assert re.search(r"warning: .* declared \(site-1 ", text)
 
 
-@pytest.mark.claim("security_review#no-epsilon")
-def test_without_privacy_a_plan_has_no_epsilon(plan: Call) -> None:
-    assert json.loads(plan("--json").out)["privacy"] is None
-    assert "epsilon" not in plan().out
+def test_pooled_training_travels_as_notes(call: Call, monkeypatch: pytest.MonkeyPatch, made: RunPlan) -> None:
+    pooled = replace(
+        made, travels=METHODS["centralized"].travels, communication=dict.fromkeys(made.communication)
+    )
+    shown = printed(call, monkeypatch, pooled)
+    assert re.search("^travels  every note", shown, re.MULTILINE)
 
 
-def test_pooled_training_travels_as_notes(plan: Call) -> None:
-    done = plan("method={name: centralized}")
-    assert "travels  every note, to one place; no model" in done.out
-
-
-def test_every_problem_is_listed_at_once(plan: Call) -> None:
-    wrong = ["training.epochs=0", "method={name: layer_skipping, top: 9}", "nonsense=1"]
-    done = plan(*wrong, "federation.metric=auc", "data.types=[gene]")
+def test_every_problem_is_listed_at_once_and_nothing_is_left_behind(call: Call, tmp_path: Path) -> None:
+    wrong = ("training.epochs=0", "method={name: layer_skipping, top: 9}", "nonsense=1")
+    done = call("plan", *TINY, *wrong, "federation.metric=auc", "data.types=[gene]", "--seconds", "0")
     assert done.status == 2
-    assert "5 problems" in done.err
-    for part in ("training.epochs", "method.top", "nonsense", "federation.metric", "data.types"):
-        assert part in done.err
+    for code, path in (
+        ("out_of_range", "training.epochs"),
+        ("out_of_range", "method.top"),
+        ("unknown_key", "nonsense"),
+        ("unknown_name", "federation.metric"),
+        ("not_found", "data.types"),
+    ):
+        assert_told(done.err, code, at=path, origin="the command line")
+    assert not list(tmp_path.iterdir())

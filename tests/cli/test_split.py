@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 from pathlib import Path
@@ -14,6 +15,7 @@ import trustme
 from divided import texts_of
 from processes import fedstrata, free_address, read_until
 from support import TINY, RunTiny, assert_same_tensors, finished
+from told import assert_refused, assert_told
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -83,7 +85,7 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
         said, complained = client.communicate()
         assert client.returncode == 0, complained
         assert "\nround 3: train\n" in said
-        assert "\nscoring the validation split\nscoring the test split\nwhat was learnt is in" in said
+        assert re.search(r"\n.*validation split\n.*test split\n", said)
     summary = json.loads((out / "summary.json").read_text())
     simulated, other = run_tiny(*SITES, *whole, method), finished(out, summary)
     assert_same_tensors(simulated.state.tensors, other.state.tensors)
@@ -120,14 +122,12 @@ def test_a_site_whose_policy_is_against_a_run_does_not_join_it_and_tells_its_own
         refused = fedstrata(*join, "--policy", tmp_path / "policy.yaml", tmp_path / "site.yaml")
         told = refused.communicate(timeout=300)[1]
         assert refused.returncode == 2
-        assert (
-            "methods: fedper here, and the server asks for layer_skipping  [from policy.yaml, line 2]" in told
-        )
-        assert "rounds: at most 2 here, and the server asks for 3  [from policy.yaml, line 3]" in told
+        for path, values, line in (("methods", ["fedper", "layer_skipping"], 2), ("rounds", [2, 3], 3)):
+            assert_told(told, "policy_refused", at=path, values=values, origin=f"policy.yaml, line {line}")
         assert not (tmp_path / client).exists(), "nothing was computed, and nothing kept"
     told = started[0].communicate(timeout=300)[1]
     assert started[0].returncode == 1
-    assert "clients do not join this run, by a policy of their site: site-1, site-2" in told
+    assert_told(told, "policy_refused", values=["site-1, site-2"])
     assert "fedper" not in told
 
 
@@ -154,7 +154,7 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     for client in started[1:3]:
         said, complained = client.communicate()
         assert client.returncode == 0, complained
-        assert "the run has ended" in said
+        assert "has ended" in said
     assert {(tmp_path / client).stat().st_mode & 0o777 for client in CLIENTS} == {0o700}
     summary = json.loads((out / "summary.json").read_text())
     served, simulated = finished(out, summary), run_tiny(*SITES, METHOD)
@@ -198,7 +198,8 @@ def test_texts_are_those_of_the_client_s_own_model(
     wrong = ask("site-2", "site-1")
     _, complained = wrong.communicate()
     assert wrong.returncode == 2
-    assert complained.count("client 'site-2' shows a token that is not the one it has here") == 1
+    assert_told(complained, "wrong_token", values=["'site-2'"])
+    assert complained.count("[wrong_token]") == 1
     assert not out.exists()
     right = ask("site-1", "site-1")
     _, complained = right.communicate()
@@ -214,43 +215,19 @@ def test_texts_are_those_of_the_client_s_own_model(
     assert said.splitlines()[-1] == "stopped"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["--insecure", "--clients", "a", "--listen", "0.0.0.0:0"], "only loopback addresses are allowed"),
-        (["--insecure", "--clients", "a,"], "must name those who may join, with commas between"),
-        (["--insecure", "--clients", "a, b,b"], "--clients: names 'b' twice"),
-        (["--clients", "a"], "needed: certificate, key and authority; or --insecure"),
-        (
-            ["--certificate", "absent", "--key", "absent", "--authority", "absent"],
-            "cannot read absent: No such",
-        ),
-        (["--insecure"], "must name those who may join"),
-        (["--insecure", "--clients", "a", "method={name: centralized}"], "the documents of all of them"),
-        (["--insecure", "--clients", "a", "workers=2"], "workers: has no meaning with clients that are"),
-    ],
-)
-def test_what_cannot_be_served_is_refused(tmp_path: Path, arguments: list[str], told: str) -> None:
-    command = ["split", "serve", "--out", str(tmp_path / "run"), *TINY, METHOD, *arguments]
-    refused = CliRunner().invoke(app, command).exception
-    assert isinstance(refused, ConfigurationError)
-    assert told in str(refused)
-    assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-    "option", ["patience", "deadline", "reconnect", "keepalive", "delay", "cache-megabytes"]
-)
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e+300"])
-def test_a_number_that_no_one_can_wait_for_is_named_with_what_is_allowed(option: str, value: str) -> None:
-    done = CliRunner().invoke(app, ["serve", f"--{option}", value], env={"COLUMNS": "200"})
-    assert done.exit_code == 2
-    told = rf"'--{option}': must be from [\d.]+ to \d+, not {re.escape(value)}"
-    assert re.search(told, done.output)
-
-
-def test_a_temperature_is_a_number() -> None:
-    command = ["split", "generate", "--client", "a", "--out", "x", "--temperature", "nan"]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
-    assert done.exit_code == 2
-    assert "'--temperature': must be from 0 to 1000000, not nan" in done.output
+def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
+    wrong: list[tuple[str, str, str, str]] = [
+        ("--insecure --clients a --listen 0.0.0.0:0", "--listen", "not_local", ""),
+        ("--insecure --clients a,", "--clients", "missing", ""),
+        ("--insecure --clients b,c,b", "--clients", "duplicate", "'b'"),
+        ("--insecure", "--clients", "missing", ""),
+        ("--clients a", "--certificate", "missing", "--insecure"),
+        ("--certificate absent --key absent --authority absent", "", "not_found", "absent"),
+        ("--insecure --clients a 'method={name: centralized}'", "method.name", "not_supported", ""),
+        ("--insecure --clients a workers=2", "workers", "not_supported", ""),
+    ]
+    for arguments, path, code, value in wrong:
+        command = ["split", "serve", "--out", str(tmp_path / "run"), *TINY, METHOD, *shlex.split(arguments)]
+        error = CliRunner().invoke(app, command).exception
+        assert_refused(error, ConfigurationError, code, at=path, values=[value])
+        assert not (tmp_path / "run").exists()

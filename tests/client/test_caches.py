@@ -63,7 +63,7 @@ def test_what_is_being_written_counts_in_full(process: Any, tiny_model: Tiny, tm
     (one, of_one), (two, of_two), (three, of_three) = process(2.5), process(2.5), process(2.5)
     store(one, "a", model, lambda: store(two, "b", model, lambda: store(three, "c", model, lambda: None)))
     assert [facts["used"] for facts in (*of_one, *of_two, *of_three)] == [True, True, False]
-    assert "GB are needed, and training.cache_gigabytes (" in of_three[0]["reason"]
+    assert "training.cache_gigabytes" in of_three[0]["reason"]
     found = sorted(path.parent.name for path in tmp_path.rglob("*.safetensors"))
     assert found == ["a", "b"]
     one.remove()
@@ -79,7 +79,7 @@ def test_the_disk_that_others_are_going_to_fill_is_not_free(
     (one, of_one), (two, of_two) = process(9), process(9)
     store(one, "a", model, lambda: store(two, "b", model, lambda: None))
     assert [facts["used"] for facts in (*of_one, *of_two)] == [True, False]
-    assert "90% of the free disk leaves" in of_two[0]["reason"]
+    assert "90%" in of_two[0]["reason"]
 
 
 def test_what_a_killed_process_was_writing_takes_no_room(

@@ -8,7 +8,6 @@ from tempfile import TemporaryDirectory
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.client.folder_copy import apply, changes, listing
 from fedstrata.models.prefix_cache import FILE
@@ -23,7 +22,6 @@ def found(folder: Path) -> Files:
 
 
 @given(versions=st.lists(files, min_size=1, max_size=4))
-@examples(50)
 def test_it_follows_every_version(versions: list[Files]) -> None:
     """Whatever is written again, as long as it says another time, as what `apply` writes does."""
     with TemporaryDirectory() as one, TemporaryDirectory() as other:

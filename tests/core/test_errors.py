@@ -16,6 +16,7 @@ from fedstrata.core.errors import (
     DataError,
     FedstrataError,
     ManyDataError,
+    PolicyError,
     Problem,
     did_you_mean,
     printable,
@@ -41,10 +42,12 @@ def test_a_name_is_asked_for_only_where_one_is_near() -> None:
 
 
 texts = st.text(max_size=20)
-problems = st.builds(Problem, texts, texts, origin=texts)
-data_errors = st.builds(DataError, texts, texts, line=st.none() | st.integers(), expected=texts)
+problems = st.builds(Problem, texts, texts, origin=texts, code=texts)
+codes = st.none() | texts
+data_errors = st.builds(DataError, texts, texts, line=st.none() | st.integers(), expected=texts, code=codes)
 OF_THEIR_OWN = {
     ConfigurationError: st.builds(ConfigurationError, st.lists(problems, max_size=3)),
+    PolicyError: st.builds(PolicyError, st.lists(problems, max_size=3)),
     DataError: data_errors,
     ManyDataError: st.builds(ManyDataError, st.lists(data_errors, min_size=1, max_size=3)),
 }
@@ -75,7 +78,7 @@ def kinds() -> list[type[FedstrataError]]:
 def known(value: object) -> object:
     """What is in an error, and in those that it holds."""
     if isinstance(value, FedstrataError):
-        return type(value), str(value), value.exit_status, known(vars(value))
+        return type(value), str(value), value.exit_status, value.code, known(vars(value))
     if isinstance(value, dict):
         return {name: known(each) for name, each in value.items()}
     return [known(each) for each in value] if isinstance(value, list | tuple) else value

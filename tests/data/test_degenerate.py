@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -66,7 +67,7 @@ def test_clean_data_is_not_warned_of() -> None:
 def test_a_client_without_what_others_learn() -> None:
     clients = {"a": {"train": [note(0, "drug")]}, "b": {"train": [note(n) for n in range(1, 8)]}}
     (told,) = warnings(NER, clients)
-    assert "training documents of b (7) has a mention" in told
+    assert "of b (7)" in told
     (told,) = warnings(NER, {**clients, "b": {"train": [note(1)]}}, hide=True)
     assert "b (fewer than 5)" in told
 
@@ -100,40 +101,42 @@ def test_what_somebody_looked_for_is_told_by_type() -> None:
 def test_pairs_that_are_all_related() -> None:
     related = [note(number, "drug", "dose", related=[1]) for number in range(4)]
     told = warnings(RELATIONS, {"a": {"train": related[:2], "test": related[2:]}})
-    assert [line.partition(" is related")[0] for line in told] == [
-        "every pair of mentions that is asked about in training documents",
-        "every pair of mentions that is asked about in test documents",
-    ]
+    assert len(told) == 2
+    for line, part in zip(told, ("training documents", "test documents"), strict=True):
+        assert part in line
+        assert "pair of mentions" in line
     mixed = [note(9, "drug", "dose", "dose", related=[1])]
     (told,) = warnings(RELATIONS, {"a": {"train": related[:2]}, "b": {"train": mixed}})
-    assert "is related at a:" in told
+    assert "related at a:" in told
 
 
 def test_one_class_at_a_client_and_in_what_is_tested() -> None:
     yes = [note(number, labels=["yes"]) for number in range(6)]
     no = [note(number, labels=["no"]) for number in range(6, 9)]
-    told = warnings(LABELS, {"a": {"train": yes[:2], "test": yes[4:]}, "b": {"train": [*yes[2:4], no[0]]}})
-    assert "every training document has one and the same label at a ('yes')" in told
-    assert "every test document has the label 'yes' alone: to say so always scores 1.0" in told
-    assert len(told) == 2
+    clients = {"a": {"train": yes[:2], "test": yes[4:]}, "b": {"train": [*yes[2:4], no[0]]}}
+    learnt, tested = warnings(LABELS, clients)
+    for line, values in (
+        (learnt, ("training document", "a ('yes')")),
+        (tested, ("test document", "label 'yes'", "1.0")),
+    ):
+        assert all(value in line for value in values), line
 
 
 def test_one_right_answer_of_cloze_questions() -> None:
     asked = [replace(note(n, labels=["true"]), metadata={"superglue": "boolq"}) for n in range(3)]
     other = replace(note(9, labels=["false"]), metadata={"superglue": "boolq"})
     (told,) = warnings(CLOZE, {"a": {"train": [*asked[:1], other], "test": asked[1:]}})
-    assert told == "every test document has the label 'true' alone: to say so always scores 1.0"
+    assert all(value in told for value in ("test document", "label 'true'", "1.0")), told
 
 
 def test_types_and_labels_that_no_training_document_has() -> None:
     clients = {"a": {"train": [note(0, "drug")], "test": [note(1, "problem", "drug")]}}
     (told,) = warnings(NER, clients)
-    assert told.startswith(
-        "types of mentions that validation or test documents have and no training document: 'prob"
-    )
-    assert told.endswith("nothing of them can be learnt")
+    assert told.startswith("types of mentions")
+    assert "'problem'" in told
+    assert "other sites" not in told
     (told,) = warnings(NER, clients, served=True)
-    assert told.endswith("no training document here: 'problem'; other sites must have them")
+    assert "'problem'; other sites" in told
 
 
 def test_documents_that_are_there_twice() -> None:
@@ -145,21 +148,22 @@ def test_documents_that_are_there_twice() -> None:
         "b": {"train": [*notes[8:12], near[0]], "test": [copies[8]]},
     }
     told = warnings(NER, clients)
-    assert told == [
-        "test documents are training documents of some client, too: "
-        "6 word for word and 1 nearly so of 7 at a, 1 word for word of 1 at b",
-        "documents of one client are those of another, too: 2 nearly so of 15 at a, 1 nearly so of 6 at b",
-    ]
-    hidden = " ".join(warnings(NER, clients, hide=True))
-    assert "6 word for word and fewer than 5 nearly so of 7 at a" in hidden
-    assert "fewer than 5 word for word of fewer than 5 at b" in hidden
+    tested, elsewhere = told
+    counts = re.compile(r"\d+ \w+(?: [ab]\b)?")
+    assert tested.startswith("test documents")
+    assert counts.findall(tested) == ["6 word", "1 nearly", "7 at a", "1 word", "1 at b"]
+    assert counts.findall(elsewhere) == ["2 nearly", "15 at a", "1 nearly", "6 at b"]
+    hidden, _ = warnings(NER, clients, hide=True)
+    assert counts.findall(hidden) == ["6 word", "5 nearly", "7 at a", "5 word", "5 at b"]
+    assert hidden.count("fewer than 5") == 3
     assert not any(word in " ".join(told) for each in notes for word in each.text.split())
 
 
 def test_a_site_of_its_own_compares_with_its_own_documents() -> None:
     notes = [note(number, "drug", "problem") for number in range(3)]
-    told = warnings(NER, {"a": {"train": notes, "test": [replace(notes[0], id="x")]}}, served=True)
-    assert told == ["test documents are training documents, too: 1 word for word of 1 at a"]
+    (told,) = warnings(NER, {"a": {"train": notes, "test": [replace(notes[0], id="x")]}}, served=True)
+    assert told.startswith("test documents")
+    assert told.endswith(": 1 word for word of 1 at a")
 
 
 def test_hidden_counts_are_not_in_what_is_said_of_clients() -> None:
@@ -181,7 +185,7 @@ def test_the_line_is_shown_that_says_what_a_site_does_not_annotate() -> None:
     ours, theirs = replace(note(1, "drug"), site="ours"), replace(note(2, "drug", "problem"), site="theirs")
     (told,) = unmentioned([ours, theirs], NER)
     assert "ours ('problem')" not in told
-    assert "nowhere: ours (problem); they count as absent there" in told
+    assert "ours (problem)" in told
     assert told.endswith("write data.annotates: {ours: [drug]}")
     (told,) = unmentioned([replace(ours, site="no: 1"), theirs], NER)
     assert told.endswith("write data.annotates: {'no: 1': [drug]}"), "as YAML reads it"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.core.documents import Document
 from fedstrata.data import duplicates
@@ -57,7 +56,6 @@ def by_brute_force(corpus: Corpus) -> set[frozenset[str]]:
     return {frozenset(own) for own in component.values()}
 
 
-@examples(60, deadline=None)
 @given(
     bases=st.lists(st.tuples(st.integers(0, 5), st.integers(12, 80)), min_size=1, max_size=4),
     copies=st.lists(

@@ -7,7 +7,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.documents import Document
@@ -52,7 +52,6 @@ COUNTS = st.dictionaries(
 ALPHAS = st.sampled_from([1e-3, 0.1, 1.0, 10.0, 1e4])
 
 
-@settings(max_examples=80)
 @given(counts=COUNTS, clients=st.integers(1, 12), alpha=ALPHAS, seed=st.integers(0, 99))
 def test_every_document_goes_to_one_client_and_sizes_differ_by_one_at_most(
     counts: dict[str, list[int]], clients: int, alpha: float, seed: int
@@ -80,7 +79,6 @@ MATRICES = st.integers(1, 8).flatmap(
 )
 
 
-@settings(max_examples=60)
 @given(drawn=MATRICES, seed=st.integers(0, 99))
 def test_mixes_settle_to_the_shares_of_the_corpus_and_numbers_to_its_counts(
     drawn: tuple[list[list[float]], list[int]], seed: int

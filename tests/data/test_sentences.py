@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.data.sentences import lines, sentences
@@ -29,7 +29,6 @@ def test_lines_that_are_broken_to_a_width_go_on() -> None:
 
 
 @given(st.text(st.sampled_from("ab .!?\n\r\té"), max_size=120) | st.text(max_size=80))
-@settings(max_examples=200)
 def test_every_character_that_is_seen_is_in_one_sentence(text: str) -> None:
     for cut in (sentences, lines):
         last = 0

@@ -56,14 +56,12 @@ def test_the_table_fits_and_the_scores_it_has_no_room_for_are_named(width: int) 
     lines = shown(NAMES, width)
     table = [line for line in lines if line[:1] in "┏┃┡│└"]
     assert max(map(len, table)) <= width
-    assert "took 2.0 s; training adds up to 3.0 s, the server's part of the model to 0.5 s" in lines
+    assert any(re.fullmatch(r"took 2\.0 s; .* 3\.0 s, .* 0\.5 s", line) for line in lines)
     assert not any("…" in line for line in lines)
     columns = next(line for line in lines if "site-1" in line).count("0.1")
     assert columns >= (3 if width < 100 else 8)
-    rest = [line for line in lines if line.startswith("in summary.json as well: ")]
-    assert rest == (
-        [f"in summary.json as well: {', '.join(NAMES[columns:])}"] if columns < len(NAMES) else []
-    )
+    rest = [line[line.index(":") :] for line in lines if "summary.json" in line]
+    assert rest == ([] if columns >= len(NAMES) else [f": {', '.join(NAMES[columns:])}"])
 
 
 def test_few_scores_are_all_shown() -> None:
@@ -75,9 +73,8 @@ def test_few_scores_are_all_shown() -> None:
 def test_of_mentions_the_strict_scores_and_lenient_f1_have_the_room() -> None:
     lines = shown(list(OVERALL), 80)
     assert next(line for line in lines if "site-1" in line).count("0.1") == 4
-    assert (
-        "in summary.json as well: lenient_precision, lenient_recall, untyped_f1, untyped_lenient_f1" in lines
-    )
+    (rest,) = [line for line in lines if "summary.json" in line]
+    assert rest.endswith(": lenient_precision, lenient_recall, untyped_f1, untyped_lenient_f1")
 
 
 def test_a_run_without_test_documents_says_so_and_reports_the_validation_split(
@@ -90,9 +87,9 @@ def test_a_run_without_test_documents_says_so_and_reports_the_validation_split(
     Display(console).show(run.summary, run.folder, personal=False)
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
-    assert told.startswith("no test documents, so there are no scores")
+    assert told.startswith("no test documents")
     assert "test split" not in told
-    assert "Scores on the validation split after round 1" in (run.folder / "report.html").read_text()
+    assert re.search("validation split .*round 1", (run.folder / "report.html").read_text())
 
 
 def test_of_many_clients_the_lowest_and_the_highest_are_shown() -> None:
@@ -102,7 +99,7 @@ def test_of_many_clients_the_lowest_and_the_highest_are_shown() -> None:
     rows = [line.split()[1] for line in lines if line.startswith("│ site-")]
     scored = sorted((row["f1"], name) for name, row in clients.items() if row)
     assert rows == [name for _, name in (*scored[:5], *scored[-5:])]
-    assert "the 5 lowest and 5 highest of 101 clients; all are in summary.json" in lines
+    assert any(re.match(r".*\b5\b.*\b5\b.*\b101 ", line) for line in lines)
 
 
 def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() -> None:
@@ -114,10 +111,10 @@ def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() 
     for facts in ({**failed, "part": "validation"}, failed):
         display("client_failed", facts)
     assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines() == [
-        "round 1: north failed to score validation: FrameError: no scores",
-        "round 1: north failed: FrameError: no scores",
-    ]
+    first, second = console.file.getvalue().splitlines()
+    assert ("validation" in first, "validation" in second) == (True, False)
+    for line in (first, second):
+        assert line.startswith("round 1: north ") and line.endswith(": FrameError: no scores")
     (clients,) = (task for task in display._progress.tasks if task.description == "clients")
     assert (clients.completed, display._down) == (1, 10)
 
@@ -149,7 +146,10 @@ def test_nothing_of_a_long_line_of_progress_is_cut(width: int) -> None:
     assert re.search(r"^rounds [━ ]+ 1/20 .* 0:00:00 *$", shown, re.MULTILINE)
     assert re.search(r"^clients +0/4 .* 0:00:00 *$", shown, re.MULTILINE)
     words = " ".join(re.sub(r"\d:\d\d:\d\d|━+", "", shown).split())
-    assert "loss 0.827, validation lenient_f1 0.500, sent 0 bytes up, 0 bytes down, epsilon 3.71" in words
+    assert all(
+        part in words
+        for part in ("loss 0.827", "lenient_f1 0.500", "0 bytes up", "0 bytes down", "epsilon 3.71")
+    )
 
 
 def test_what_is_over_is_no_longer_said_to_go_on() -> None:
@@ -157,7 +157,7 @@ def test_what_is_over_is_no_longer_said_to_go_on() -> None:
     with Display(console) as display:
         display("finishing", {})
         display("final", {})
-    assert "scoring the test split" not in last_frame(console)
+    assert "test split" not in last_frame(console)
 
 
 @pytest.mark.parametrize("noise", ["secure", "seeded"])
@@ -174,9 +174,9 @@ def test_the_line_of_a_round_has_the_largest_epsilon_so_far(noise: str) -> None:
     assert isinstance(console.file, io.StringIO)
     told = console.file.getvalue()
     assert "epsilon 1.24" in told
-    assert "round 2: sent 0 bytes up, 0 bytes down, epsilon infinite" in told
+    assert re.search(r"^round 2: .*epsilon infinite", told, re.MULTILINE)
     assert (" (seeded: no protection)" in told) == (noise == "seeded")
-    assert ("an experiment, and no protection" in told) == (noise == "seeded")
+    assert ("an experiment" in told) == (noise == "seeded")
 
 
 PRIVACY = {"mechanism": "local", "unit": "patient", "adjacency": "zero-out", "delta": 1e-5, "sigma": 0.75}
@@ -185,14 +185,14 @@ PRIVACY = {"mechanism": "local", "unit": "patient", "adjacency": "zero-out", "de
 def test_the_last_lines_say_what_was_spent_and_what_it_does_not_cover() -> None:
     spent = {**PRIVACY, "clip": 1.0, "noise": "secure", "epsilon": 3.7031, "clients": {"a": 3.7031}}
     lines = shown(["f1"], 200, privacy=spent)
-    said = "local differential privacy by patient, zero-out adjacency: epsilon 3.71 at delta 1e-05"
-    assert f"{said}, the largest over clients (sigma 0.75, clip 1)" in lines
-    assert "scores are not part of the mechanism: epsilon does not cover them" in lines
-    seeded = "warning: the noise was drawn from the run's seed: an experiment, and no protection"
-    assert seeded not in lines
-    assert seeded in shown(["f1"], 200, privacy=spent | {"noise": "seeded"})
+    said = r"local .* by patient, zero-out .*: epsilon 3\.71 at delta 1e-05, .* \(sigma 0\.75, clip 1\)"
+    assert any(re.fullmatch(said, line) for line in lines)
+    assert any(line.startswith("scores are not part") for line in lines)
+    assert not any(line.startswith("warning: the noise") for line in lines)
+    seeded = shown(["f1"], 200, privacy=spent | {"noise": "seeded"})
+    assert any(re.match("warning: the noise .* seed", line) for line in seeded)
     nothing = shown(["f1"], 200, privacy=spent | {"sigma": 0.0, "epsilon": None})
-    assert any("there is no epsilon and nothing is protected" in line for line in nothing)
+    assert any("nothing is protected" in line for line in nothing)
     assert not any("psilon" in line for line in shown(["f1"], 200))
 
 
@@ -202,8 +202,10 @@ def test_scores_that_sites_keep_to_themselves_are_not_said_to_lack_documents(mec
         "privacy": {"mechanism": mechanism},
         "secure_aggregation": None if mechanism else {"range": 1.0},
     }
-    assert "tell none (privacy.scores: none)" in without_scores(summary)
-    assert "tell none" not in without_scores({"privacy": {"mechanism": None}, "secure_aggregation": None})
+    assert "(privacy.scores: none)" in without_scores(summary)
+    assert "privacy.scores" not in without_scores(
+        {"privacy": {"mechanism": None}, "secure_aggregation": None}
+    )
 
 
 @pytest.mark.parametrize(("cap", "over"), [(8.0, False), (4.0, True)])
@@ -212,5 +214,5 @@ def test_a_budget_that_was_lowered_below_what_is_spent_says_so(cap: float, over:
     spent = {name: {"spent": own, "left": max(0.0, cap - own)} for name, own in (("a", 4.5), ("b", 6.0))}
     Display(console)("privacy", {"budget": {"epsilon": cap, "delta": 0.001, "clients": spent}})
     told = console.file.getvalue()
-    assert f"b: budget over all runs: epsilon 6.00 of {cap:g} is spent" in told
-    assert ("that is over the budget" in told) == over
+    assert re.search(rf"b: .* epsilon 6\.00 of {cap:g} ", told)
+    assert ("over the budget" in told) == over

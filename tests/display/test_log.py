@@ -82,4 +82,4 @@ def test_a_run_logs_its_rounds_and_its_end(tmp_path: Path) -> None:
     assert (again.returncode, again.stderr) == (2, "")
     (*_, last) = lines_of(again.stdout)
     assert (last["level"], last["event"]) == ("error", "failed")
-    assert "holds something already" in last["message"]
+    assert (last["code"], str(tmp_path / "run") in last["message"]) == ("exists", True)

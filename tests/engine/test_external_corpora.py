@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support import refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -35,17 +36,24 @@ def test_its_documents_are_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "path", "code", "names"),
     [
         (
             "data.external={site-1: {synthetic: {sites: 1, notes: 2}}}",
-            r"data.external.*site-1 is also the name",
+            "data.external",
+            "duplicate",
+            ["site-1"],
         ),
-        ("data.external={x: {format: brat}}", r"data.external.x.*data.path must name"),
-        ("data.external={x: {format: brat, path: nowhere}}", "nowhere"),
-        ("data.external={x: {split: {train: 0.5}}}", r"data.external.x.split.*unknown key"),
+        ("data.external={x: {format: brat}}", "data.external.x", "missing", ["data.path"]),
+        (
+            "data.external={x: {format: brat, path: nowhere}}",
+            "data.external.x.path",
+            "not_found",
+            ["nowhere"],
+        ),
+        ("data.external={x: {split: {train: 0.5}}}", "data.external.x.split", "unknown_key", []),
     ],
 )
-def test_wrong_ones_are_told(run_tiny: Any, override: str, message: str) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_wrong_ones_are_told(run_tiny: Any, override: str, path: str, code: str, names: list[str]) -> None:
+    with refused(ConfigurationError, code, at=path, values=names):
         run_tiny(override)

@@ -53,18 +53,17 @@ def test_floors_are_those_of_each_site_by_its_own_documents_added_up(run_tiny: R
 
 @pytest.mark.parametrize("method", ["layer_skipping", "local_only"])
 def test_the_untrained_model_is_what_a_run_without_rounds_scores_and_changes_nothing(
-    run_tiny: RunTiny, method: str
+    run_once: RunTiny, method: str
 ) -> None:
     settings = (f"method={{name: {method}}}", *ENOUGH)
     run, without = (
-        run_tiny(*settings, *ONE_ROUND, f"federation.floors={floors}", out=floors)
-        for floors in ("true", "false")
+        run_once(*settings, *ONE_ROUND, f"federation.floors={floors}") for floors in ("true", "false")
     )
     assert_same_tensors(run.state.tensors, without.state.tensors)
     assert run.summary["metrics"] == without.summary["metrics"]
     assert without.summary["floors"] == {}
     assert without.summary["floor"] is None
-    before = run_tiny(*settings, "federation.rounds=0", out="before")
+    before = run_once(*settings, "federation.rounds=0")
     untrained = (before.summary["metrics"]["global"] or before.summary["metrics"]["mean_client"])["f1"]
     assert run.summary["floors"]["untrained model"] == pytest.approx(untrained)
     assert "untrained model" not in before.summary["floors"]

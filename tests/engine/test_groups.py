@@ -22,8 +22,8 @@ from fedstrata.wire import frame
         pytest.param("{name: local_only}", set(), marks=pytest.mark.slow),
     ],
 )
-def test_groups_are_whole_and_add_up_to_what_was_sent(run_tiny: RunTiny, method: str, sent: set[str]) -> None:
-    run = run_tiny(f"method={method}", "federation.sample=0.67", "federation.rounds=1")
+def test_groups_are_whole_and_add_up_to_what_was_sent(run_once: RunTiny, method: str, sent: set[str]) -> None:
+    run = run_once(f"method={method}", "federation.sample=0.67", "federation.rounds=1")
     (start,) = run.of("run")
     whole = start["groups"]
     assert list(whole) == ["embedding", "block 0", "block 1", "block 2", "final norm", "head"]

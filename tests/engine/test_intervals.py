@@ -30,8 +30,8 @@ def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any, run_
     assert '<th scope="row">interval</th>' in (drawn.folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_ends_of_intervals_and_held_out_sites_are_columns(run_tiny: Any) -> None:
-    summary = run_tiny("federation.bootstrap={}", "data.split.test_sites=[site-2]").summary
+def test_ends_of_intervals_and_held_out_sites_are_columns(run_once: Any) -> None:
+    summary = run_once("federation.bootstrap={}", "data.split.test_sites=[site-2]").summary
     metrics = summary["metrics"]
     assert score_of(summary, "low.f1") == metrics["intervals"]["f1"][0]
     assert score_of(summary, "high.f1") == metrics["intervals"]["f1"][1]
@@ -44,7 +44,7 @@ def test_ends_of_intervals_and_held_out_sites_are_columns(run_tiny: Any) -> None
 
 
 @pytest.mark.parametrize("everywhere", [pytest.param(True, marks=pytest.mark.slow), False])
-def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool) -> None:
+def test_models_of_their_own_have_intervals_too(run_once: Any, everywhere: bool) -> None:
     """Around the scores that a comparison shows: means over models, of documents that are drawn for each."""
     settings = (
         "method={name: fedsa_lora}",
@@ -56,7 +56,7 @@ def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool)
         MORE,
         f"federation.score_everywhere={everywhere}",
     )
-    summary = run_tiny(*settings).summary
+    summary = run_once(*settings).summary
     shown = ["mean_client.f1", *(["f1", "external.site-2.f1"] if everywhere else [])]
     for column in shown:
         low, high = score_of(summary, f"low.{column}"), score_of(summary, f"high.{column}")
@@ -66,9 +66,9 @@ def test_models_of_their_own_have_intervals_too(run_tiny: Any, everywhere: bool)
     assert bool(summary["metrics"]["intervals"]) == everywhere
 
 
-def test_one_models_intervals_of_every_group(run_tiny: Any) -> None:
+def test_one_models_intervals_of_every_group(run_once: Any) -> None:
     settings = ("federation.rounds=0", "federation.bootstrap={}", "data.split.test_sites=[site-2]", MORE)
-    summary = run_tiny(*settings).summary
+    summary = run_once(*settings).summary
     for column in ("mean_client.f1", "external.site-2.f1"):
         low, high = score_of(summary, f"low.{column}"), score_of(summary, f"high.{column}")
         assert low is not None and high is not None

@@ -11,21 +11,20 @@ UNTIED = (
 )
 
 
-def test_own_models_are_scored_everywhere_unless_they_are_many(run_tiny: RunTiny) -> None:
-    few = run_tiny(OWN, UNTIED, "federation.rounds=1", out="few")
-    never = run_tiny(OWN, UNTIED, "federation.rounds=1", "federation.score_everywhere=false", out="never")
+def test_own_models_are_scored_everywhere_unless_they_are_many(run_once: RunTiny) -> None:
+    few = run_once(OWN, UNTIED, "federation.rounds=1")
+    never = run_once(OWN, UNTIED, "federation.rounds=1", "federation.score_everywhere=false")
     assert few.summary["metrics"]["global"]["f1"] >= 0
     assert never.summary["metrics"]["global"] is None
     assert never.summary["metrics"]["mean_client"] == few.summary["metrics"]["mean_client"]
     assert never.summary["metrics"]["clients"] == few.summary["metrics"]["clients"]
-    many = run_tiny(
+    many = run_once(
         OWN,
         UNTIED,
         "federation.rounds=1",
         "data.synthetic.notes=42",
         "federation.sample=0.1",
         "partition={by: iid, clients: 21}",
-        out="many",
     )
     assert many.summary["metrics"]["global"] is None
     assert len(many.summary["metrics"]["clients"]) == 21

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import assert_same_tensors
+from support import assert_same_tensors, problems_of, refused
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -97,9 +97,10 @@ def test_a_model_that_knows_its_questions_answers_them_in_runs_and_predictions(
     assert all(any(key.startswith("probability/") for key in own.metadata) for own in found.values())
     texts = tmp_path / "texts.txt"
     texts.write_text("Severe chest pain.")
-    refused = predict(run.folder, texts, tmp_path / "nothing", "text")
-    assert refused.exit_code != 0
-    assert "must be a format with the fields of task.template" in str(refused.exception)
+    unread = predict(run.folder, texts, tmp_path / "nothing", "text")
+    assert unread.exit_code != 0
+    assert isinstance(unread.exception, ConfigurationError)
+    assert problems_of(unread.exception) == [("--input-format", "not_supported")]
     exported = CliRunner().invoke(app, ["export", str(run.folder), "--out", str(tmp_path / "model")])
     assert exported.exit_code == 0, exported.output
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
@@ -115,7 +116,7 @@ def test_questions_without_answers_are_answered_and_not_scored(run_tiny: Any, tm
     path.write_text("".join(json.dumps(row) + "\n" for row in [*blind, COPA[0]]), encoding="utf-8")
     done = predict(run.folder, path, tmp_path / "found", "superglue")
     assert done.exit_code == 0, done.output
-    assert "3 of 4 documents are not in the scores" in " ".join(done.output.split())
+    assert "3 of 4 documents" in " ".join(done.output.split())
     assert len(read(tmp_path / "found", "jsonl")) == 4
 
 
@@ -130,7 +131,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_and_other_choices_are_other_data
     assert_same_tensors(whole.state.tensors, halves.state.tensors)
     assert whole.summary["metrics"] == halves.summary["metrics"]
     write_questions(tmp_path / "questions", "copa", [{**COPA[0], "choice2": "It snowed."}, *COPA[1:]])
-    with pytest.raises(ConfigurationError, match="data"):
+    with refused(ConfigurationError, "changed", at="data"):
         run_tiny("federation.rounds=3", out="halves", resume=True)
 
 
@@ -150,7 +151,7 @@ def test_other_pairs_of_texts_are_asked_about_by_name(run_tiny: Any, tmp_path: P
     for split in ("train", "dev", "test"):
         (tmp_path / f"{split}.tsv").write_text(f"sentence1\tsentence2\tlabel\n{rows * 4}")
     glue = (f"data={{format: glue, path: {tmp_path}}}", "partition={by: iid, clients: 2}", MODEL, *PLAN)
-    with pytest.raises(ConfigurationError, match=r"task\.question: 'auto' finds no documents"):
+    with refused(ConfigurationError, "missing", at="task.question", values=["'auto'"]):
         run_tiny(*glue, "task={name: cloze}")
     run = run_tiny(*glue, "task={name: cloze, question: rte, max_length: 128}", "federation.rounds=1")
     assert run.summary["metrics"]["global"].keys() >= {"accuracy", "macro_f1"}
@@ -200,5 +201,5 @@ def test_texts_alone_are_summed_up_where_the_instruction_asks_for_no_more(
     assert found.text == "Doctor: Yes?"
     assert found.text_pair is not None
     adapter = ("adapter={kind: prefix}", task, data, MODEL, *PLAN)
-    with pytest.raises(ConfigurationError, match=r"adapter\.kind.*as task summarize does"):
+    with refused(ConfigurationError, "not_supported", at="adapter.kind", values=["summarize"]):
         run_tiny(*adapter, out="other")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -19,10 +20,10 @@ from fedstrata.tasks import task_of
 
 
 def settings_of(text: str, problems: int = 0):
-    """The checked settings of a YAML text, and the messages of its problems."""
+    """The checked settings of a YAML text, and its problems."""
     checked = check_settings(Source(YAML(typ="safe").load(text)))
     assert len(checked.problems) == problems, checked.problems
-    return checked.settings, " ".join(map(str, checked.problems))
+    return checked.settings, checked.problems
 
 
 def documents_of(text: str) -> list[Document]:
@@ -72,37 +73,52 @@ def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "path", "code", "names"),
     [
-        ("{format: brat, path: x, mimic: {categories: null}}", "data.mimic belongs to data.format 'mimic'"),
-        ("{format: mimic, path: x, columns: {text: body}}", "data.columns belongs to data.format 'datasets'"),
-        ("{dataset: {config: small}}", "has no meaning when it is 'synthetic'"),
-        ("{format: datasets, path: x, columns: {tokens: words}}", "name both, or none"),
-        ("{format: mimic}", "data.path must name a file or folder"),
-        ("{labels: {top: 0}}", "data.labels.top"),
-        ("{labels: {top: 3}}", "labels have no meaning with task ner"),
-        ("{labels: {digits: 4}}", "data.labels.digits"),
-        ("{labels: {keep: []}}", "data.labels.keep"),
-        ("{format: mimic, path: x, mimic: {categories: []}}", "data.mimic.categories"),
-        ("{split: {by: site}}", "data.split.by"),
+        (
+            "{format: brat, path: x, mimic: {categories: null}}",
+            "data",
+            "no_effect",
+            ["data.mimic", "'mimic'"],
+        ),
+        (
+            "{format: mimic, path: x, columns: {text: body}}",
+            "data",
+            "no_effect",
+            ["data.columns", "'datasets'"],
+        ),
+        ("{dataset: {config: small}}", "data", "no_effect", ["'synthetic'"]),
+        ("{format: datasets, path: x, columns: {tokens: words}}", "data.columns", "missing", ["tokens"]),
+        ("{format: mimic}", "data", "missing", ["data.path"]),
+        ("{labels: {top: 0}}", "data.labels.top", "out_of_range", []),
+        ("{labels: {top: 3}}", "data.labels.top", "no_effect", ["ner"]),
+        ("{labels: {digits: 4}}", "data.labels.digits", "unknown_name", []),
+        ("{labels: {keep: []}}", "data.labels.keep", "out_of_range", []),
+        ("{format: mimic, path: x, mimic: {categories: []}}", "data.mimic.categories", "out_of_range", []),
+        ("{split: {by: site}}", "data.split.by", "unknown_name", []),
         (
             "{format: mimic, path: x, synthetic: {notes: 4}}",
-            "data.synthetic belongs to data.format 'synthetic'",
+            "data",
+            "no_effect",
+            ["data.synthetic", "'synthetic'"],
         ),
-        ("{conllu: {text: tokens}}", "data.conllu belongs to data.format 'conllu'"),
-        ("{text: {documents: headings}}", "data.text belongs to data.format 'text'"),
-        ("{unannotated: skip}", "data.unannotated belongs to data.format 'i2b2' or 'brat'"),
+        ("{conllu: {text: tokens}}", "data", "no_effect", ["data.conllu", "'conllu'"]),
+        ("{text: {documents: headings}}", "data", "no_effect", ["data.text", "'text'"]),
+        ("{unannotated: skip}", "data", "no_effect", ["data.unannotated", "'i2b2' or 'brat'"]),
         (
             "{format: bioc, path: x}",
-            "'text', 'medline', 'relation_table', 'datasets', or package.module:Class, not 'bioc'",
+            "data.format",
+            "unknown_name",
+            ["'text', 'medline', 'relation_table', 'datasets'", "'bioc'"],
         ),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(data: str, says: str) -> None:
-    _, messages = settings_of(f"data: {data}", problems=1)
-    assert says in messages
+def test_settings_that_mean_nothing_are_refused(data: str, path: str, code: str, names: list[str]) -> None:
+    _, (problem,) = settings_of(f"data: {data}", problems=1)
+    assert (problem.path, problem.code) == (path, code)
+    assert all(name in problem.message for name in names)
 
 
 def test_a_label_that_occurs_nowhere_is_a_problem_of_its_setting() -> None:
-    with pytest.raises(ConfigurationError, match=r"data\.labels\.keep: '401' is the label of no document"):
+    with refused(ConfigurationError, "not_found", at="data.labels.keep", values=["'401'"]):
         documents_of("task: {name: classify}\ndata: {synthetic: {notes: 4}, labels: {keep: ['401']}}")

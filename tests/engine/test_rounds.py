@@ -106,7 +106,6 @@ def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> No
     assert not leftovers
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, tmp_path: Path) -> None:
     first = run_once("federation.rounds=1")
     again = open_run(
@@ -138,7 +137,6 @@ def test_a_personal_method_saves_a_model_for_every_client(run_once: RunTiny) -> 
     assert not torch.equal(*weights)
 
 
-@pytest.mark.usefixtures("no_report")
 def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: Path) -> None:
     """A client's result does not depend on who was before it: the others are left out of the second run."""
     everybody = run_once("method={name: local_only}")
@@ -170,7 +168,6 @@ def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: 
     assert with_one_only["loss"] == last["loss"]
 
 
-@pytest.mark.usefixtures("no_report")
 def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
     experiment = prepare(read_source(None, [*TINY]))
     before = experiment.model.snapshot(experiment.model.layout.all)
@@ -186,8 +183,8 @@ def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
     assert seen == [True] * 6
 
 
-def test_only_sampled_clients_take_part(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.sample=0.34", "federation.rounds=4", "federation.evaluate_every=4")
+def test_only_sampled_clients_take_part(run_once: RunTiny) -> None:
+    run = run_once("federation.sample=0.34", "federation.rounds=4", "federation.evaluate_every=4")
     cohorts = [tuple(event["exchanges"]) for event in run.of("round")]
     assert all(len(cohort) == 1 for cohort in cohorts)
     assert len(set(cohorts)) > 1
@@ -203,20 +200,20 @@ def test_sampling_is_without_replacement_and_reproducible(clients: int, share: f
     assert drawn == sample(sites, share, Seed(seed))
 
 
-def test_rounds_between_evaluations_are_not_scored_but_the_last_is(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.evaluate_every=2", "federation.rounds=3", "federation.sample=0.34")
+def test_rounds_between_evaluations_are_not_scored_but_the_last_is(run_once: RunTiny) -> None:
+    run = run_once("federation.evaluate_every=2", "federation.rounds=3", "federation.sample=0.34")
     assert ["global" in event for event in run.of("round")] == [False, True, True]
 
 
-def test_training_learns(run_tiny: RunTiny) -> None:
+def test_training_learns(run_once: RunTiny) -> None:
     fast = ("training.learning_rate=0.01", "federation.evaluate_every=3")
-    run = run_tiny("method={name: fedavg}", "federation.rounds=3", "training.epochs=2", *fast)
+    run = run_once("method={name: fedavg}", "federation.rounds=3", "training.epochs=2", *fast)
     losses = [event["loss"] for event in run.of("round")]
     assert losses[-1] < 0.8 * losses[0]
 
 
-def test_a_run_without_validation_documents_is_not_scored_until_the_end(run_tiny: RunTiny) -> None:
-    run = run_tiny("data.split={train: 0.7, validation: 0.0, test: 0.3}", "data.synthetic.notes=6")
+def test_a_run_without_validation_documents_is_not_scored_until_the_end(run_once: RunTiny) -> None:
+    run = run_once("data.split={train: 0.7, validation: 0.0, test: 0.3}", "data.synthetic.notes=6")
     assert run.summary["metrics"]["best"] is None
     assert run.summary["convergence"]["rounds_to_90_percent"] is None
     assert run.summary["metrics"]["global"]["f1"] >= 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import TINY, RunTiny
+from support import TINY, RunTiny, refused
 
 from fedstrata.core.errors import ClientsLostError, TrainingError
 from fedstrata.core.settings.source import read_source
@@ -96,8 +96,8 @@ def test_trying_models_does_not_change_how_clients_train(run_tiny: RunTiny, monk
     assert losses[0] == losses[1]
 
 
-def test_the_time_it_takes_is_scoring_and_no_training(run_tiny: RunTiny) -> None:
-    run = run_tiny(*LORA, "federation.rounds=1", "federation.evaluate_every=9")
+def test_the_time_it_takes_is_scoring_and_no_training(run_once: RunTiny) -> None:
+    run = run_once(*LORA, "federation.rounds=1", "federation.evaluate_every=9")
     (event,) = run.of("round")
     assert event["evaluate_seconds"] > 0
     assert event["train_seconds"] + event["evaluate_seconds"] <= event["seconds"]
@@ -108,16 +108,16 @@ def test_a_model_without_a_finite_loss_is_lost_to_the_round(run_tiny: RunTiny) -
     run = run_tiny(*LORA, hostile, "federation.min_clients=2", "federation.rounds=1")
     (lost,) = run.of("client_failed")
     assert lost["client"] in run.summary["corrupt"]["clients"]
-    assert "has a loss of nan" in lost["message"]
+    assert "loss of nan" in lost["message"]
     assert len(run.summary["state"]["influence"]) == 2
     assert all(torch.isfinite(tensor).all() for tensor in run.state.tensors.values())
-    with pytest.raises(ClientsLostError, match="has a loss of nan"):
+    with refused(ClientsLostError, "clients_lost", values=["loss of nan"]):
         run_tiny(*LORA, hostile, "federation.rounds=1", out="strict")
 
 
 def test_a_loss_of_nothing_is_an_error() -> None:
     experiment = prepare(read_source(None, [*TINY, *LORA]))
-    with pytest.raises(TrainingError, match="0 examples hold nothing that counts"):
+    with refused(TrainingError, "not_enough_data", values=["0 examples"]):
         mean_loss(experiment.model, experiment.task, [], experiment.settings.training)
 
 
@@ -128,8 +128,8 @@ def test_a_loss_of_nothing_is_an_error() -> None:
         pytest.param("{name: classify, max_length: 64, stride: 8}", marks=pytest.mark.slow),
     ],
 )
-def test_any_task_has_such_a_loss(run_tiny: RunTiny, task: str) -> None:
-    run = run_tiny(*LORA, f"task={task}", "data.types=null", "federation.rounds=1")
+def test_any_task_has_such_a_loss(run_once: RunTiny, task: str) -> None:
+    run = run_once(*LORA, f"task={task}", "data.types=null", "federation.rounds=1")
     losses = [own["loss"] for own in run.summary["state"]["influence"].values()]
     assert len(losses) == 3
     assert all(loss > 0 for loss in losses)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import re
 import shutil
 import signal
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -16,7 +15,7 @@ import psutil
 import pytest
 from private_client import JOINT, PRIVATE
 from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
-from support import TINY, Finished, RunTiny, assert_same_tensors, finished, report_nothing
+from support import TINY, Finished, RunTiny, assert_same_tensors, finished, refused
 
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
@@ -79,20 +78,30 @@ ON_TWO_NODES = [
     for number, method in enumerate(ON_RAY)
     for other, privacy in enumerate(PRIVACY)
 ]
-EVERY = [
-    pytest.param(
-        engine,
-        run,
-        marks=() if run in FAST[engine == "remote" :] else pytest.mark.slow,
-        id=f"{engine}-{run[0]}",
-    )
-    for engine in ENGINES
-    for run in (*METHODS_OF_RUNS, *(DIVIDED if engine == "remote" else ()))
-    if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
-] + [
-    pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
-    for run in METHODS_OF_RUNS
-]
+WEEKLY = [pytest.mark.slow, pytest.mark.weekly]
+
+
+def marks_of(engine: str, number: int) -> Collection[pytest.MarkDecorator]:
+    """A landing has every run on one of the two engines, and some on both; all are run every week."""
+    if METHODS_OF_RUNS[number] in FAST[engine == "remote" :]:
+        return ()
+    elsewhere = any(setting in " ".join(METHODS_OF_RUNS[number][1:]) for setting in SIMULATED)
+    return [pytest.mark.slow] if elsewhere or number % 2 == (engine == "remote") else WEEKLY
+
+
+EVERY = (
+    [
+        pytest.param(engine, run, marks=marks_of(engine, number), id=f"{engine}-{run[0]}")
+        for engine in ENGINES
+        for number, run in enumerate(METHODS_OF_RUNS)
+        if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
+    ]
+    + [pytest.param("remote", run, marks=pytest.mark.slow, id=f"remote-{run[0]}") for run in DIVIDED]
+    + [
+        pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
+        for run in METHODS_OF_RUNS
+    ]
+)
 
 
 NVFLARE = (
@@ -172,13 +181,13 @@ def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None
 
 
 @pytest.fixture
-def several(run_tiny: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
-    """Runs as `run_tiny` does with several workers: those of the test's parameter `workers`."""
+def several(run_once: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
+    """Runs as `run_once` does with several workers: those of the test's parameter `workers`."""
     if workers == "ray":
         request.getfixturevalue("ray_nodes")
 
     def run(*overrides: str, out: str = "run") -> Finished:
-        return run_tiny(*overrides, f"workers={workers}", out=out)
+        return run_once(*overrides, f"workers={workers}")
 
     return run
 
@@ -350,10 +359,10 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
 
 
 @pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
-def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_tiny: RunTiny, overrides: str) -> None:
+def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_once: RunTiny, overrides: str) -> None:
     """The two of a round are shared out anew each time."""
     cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
-    run = run_tiny(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
+    run = run_once(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
     sampled = {tuple(event["exchanges"]) for event in run.of("round")}
     assert len(sampled) > 1
     assert sorted(event["client"] for event in run.of("cache")) == ["site-1", "site-2", "site-3"]
@@ -503,12 +512,12 @@ def test_a_model_that_cannot_be_loaded_again_is_no_failure_of_a_client(
     source = read_source(None, [*TINY, *asked, "federation.min_clients=1", "workers=2"])
     opened = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
     shutil.rmtree(model)
-    with pytest.raises(ConfigurationError, match=re.escape(str(model))):
+    with refused(ConfigurationError, "wrong_form", at="model.name", values=[model]):
         opened.execute()
 
 
 def test_an_update_that_shared_memory_has_no_room_for_is_named(run_tiny: RunTiny, tmp_path: Path) -> None:
-    with pytest.raises(FedstrataError, match=r"a frame needs [\d.]+ MB of shared memory.*or set workers=1"):
+    with refused(FedstrataError, "too_large", values=[" MB ", "workers=1"]):
         run_tiny(*troubled("has no room", tmp_path), "workers=2")
 
 
@@ -542,16 +551,15 @@ def test_what_nobody_takes_leaves_no_trace(run_tiny: RunTiny, tmp_path: Path) ->
 def test_clients_that_cannot_work_at_once_refuse_workers(
     run_tiny: RunTiny, method: str, workers: str
 ) -> None:
-    with pytest.raises(ConfigurationError, match=f"workers: must be 1 or auto .* not {workers}"):
+    with refused(
+        ConfigurationError, "out_of_range", at="workers", values=["1 or auto", f"not {workers}", method]
+    ):
         run_tiny(f"method={{name: {method}}}", f"workers={workers}")
 
 
 @pytest.mark.slow
-def test_processes_end_with_the_one_that_started_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
     """Killed in the middle of a round, which its workers cannot be told."""
-    report_nothing(monkeypatch)
     context: Any = multiprocessing.get_context("spawn")
     reader, writer = context.Pipe(duplex=False)
     run = context.Process(target=run_and_tell, args=(tmp_path / "run", writer))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 from private_client import PRIVATE
-from support import TINY, RunTiny, assert_same_tensors, executed
+from support import TINY, RunTiny, assert_same_tensors, executed, refused
 
 from fedstrata.client.folder_copy import Changes
 from fedstrata.client.store import client_folder
@@ -161,7 +162,6 @@ def test_a_machine_without_the_model_or_with_other_documents_is_named(
         model.rename(tmp_path / "elsewhere")
     else:
         corpus.write_text(corpus.read_text().replace("Rest", "Test"))
-    told = str(model) if what == "model" else "the documents are not those the run began with"
-    with pytest.raises(ConfigurationError, match="ray cannot have a worker on the machine") as refused:
+    code, names = ("wrong_form", [str(model)]) if what == "model" else ("changed", [])
+    with refused(ConfigurationError, code, at="workers", values=[socket.gethostname(), *names]):
         opened.execute()
-    assert told in str(refused.value)

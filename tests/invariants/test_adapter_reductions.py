@@ -162,10 +162,10 @@ def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(
 
 
 @pytest.mark.slow
-def test_the_frozen_blocks_under_an_adapter_are_cached_exactly(run_tiny: RunTiny) -> None:
+def test_the_frozen_blocks_under_an_adapter_are_cached_exactly(run_once: RunTiny) -> None:
     method = ("method={name: layer_skipping, top: 1}", LORA, "training.epochs=2", "federation.rounds=1")
-    cached = run_tiny(*method, "training.cache=on", out="cached")
-    run = run_tiny(*method, "training.cache=off", out="run")
+    cached = run_once(*method, "training.cache=on")
+    run = run_once(*method, "training.cache=off")
     assert cached.of("cache")
     for name, tensor in cached.state.tensors.items():  # stored states come from batches of other shapes
         torch.testing.assert_close(tensor, run.state.tensors[name], rtol=1e-3, atol=1e-5)

@@ -66,6 +66,6 @@ def test_local_only_sends_no_tensor(run_once: RunTiny) -> None:
     assert sent["bytes_up_per_client_round"] < 200
 
 
-def test_centralised_training_sends_no_model(run_tiny: RunTiny) -> None:
-    sent = run_tiny("method={name: centralized}").summary["communication"]
+def test_centralised_training_sends_no_model(run_once: RunTiny) -> None:
+    sent = run_once("method={name: centralized}").summary["communication"]
     assert set(sent.values()) == {None}

@@ -64,10 +64,10 @@ def test_with_one_client_fedavg_local_only_and_centralised_training_are_one(
         torch.testing.assert_close(tensor, own[name], rtol=1e-4, atol=1e-6)
 
 
-def test_accumulating_two_half_batches_is_one_whole_batch(run_tiny: RunTiny) -> None:
+def test_accumulating_two_half_batches_is_one_whole_batch(run_once: RunTiny) -> None:
     common = ("training.optimizer=sgd", "training.learning_rate=0.5", "federation.rounds=1")
-    whole = run_tiny("training.batch_size=8", *common, out="whole")
-    halves = run_tiny("training.batch_size=4", "training.accumulation=2", *common, out="halves")
+    whole = run_once("training.batch_size=8", *common)
+    halves = run_once("training.batch_size=4", "training.accumulation=2", *common)
     for name, tensor in whole.state.tensors.items():
         torch.testing.assert_close(tensor, halves.state.tensors[name], rtol=1e-4, atol=1e-6)
 
@@ -83,19 +83,19 @@ def test_the_same_seed_gives_the_same_run_and_another_does_not(run_tiny: RunTiny
     )
 
 
-def test_fedper_is_layer_skipping_with_every_block_and_a_local_head(run_tiny: RunTiny) -> None:
-    fedper = run_tiny("method={name: fedper}", out="fedper")
-    whole = run_tiny("method={name: layer_skipping, top: 3, head: local}", out="whole")
+def test_fedper_is_layer_skipping_with_every_block_and_a_local_head(run_once: RunTiny) -> None:
+    fedper = run_once("method={name: fedper}")
+    whole = run_once("method={name: layer_skipping, top: 3, head: local}")
     assert_same_tensors(fedper.state.tensors, whole.state.tensors)
     assert fedper.summary["metrics"] == whole.summary["metrics"]
 
 
 @pytest.mark.slow
-def test_automatic_depth_is_the_fixed_depth_it_chose(run_tiny: RunTiny) -> None:
-    chosen = run_tiny("method={name: layer_skipping, top: {share: 0.5, budget: 0.9}}", out="chosen")
+def test_automatic_depth_is_the_fixed_depth_it_chose(run_once: RunTiny) -> None:
+    chosen = run_once("method={name: layer_skipping, top: {share: 0.5, budget: 0.9}}")
     k = chosen.state.values["top"]
     assert 1 <= k < 3
-    fixed = run_tiny(f"method={{name: layer_skipping, top: {k}}}", out="fixed")
+    fixed = run_once(f"method={{name: layer_skipping, top: {k}}}")
     assert_same_tensors(chosen.state.tensors, fixed.state.tensors)
     assert chosen.summary["metrics"] == fixed.summary["metrics"]
     assert chosen.summary["trainable_parameters"] == fixed.summary["trainable_parameters"]
@@ -134,21 +134,21 @@ def test_fedtlu_with_every_block_is_fedavg(run_tiny: RunTiny, run_once: RunTiny,
 
 
 @pytest.mark.parametrize("proximal", ["coupled", pytest.param("decoupled", marks=pytest.mark.slow)])
-def test_fedtlu_with_every_block_and_a_proximal_term_is_fedprox(run_tiny: RunTiny, proximal: str) -> None:
+def test_fedtlu_with_every_block_and_a_proximal_term_is_fedprox(run_once: RunTiny, proximal: str) -> None:
     term = f"mu: 1.0, proximal: {proximal}"
-    fedprox = run_tiny(f"method={{name: fedprox, {term}}}", *SGD, out="fedprox")
-    whole = run_tiny(f"method={{name: fedtlu, portion: 1.0, {term}}}", *SGD, out="whole")
+    fedprox = run_once(f"method={{name: fedprox, {term}}}", *SGD)
+    whole = run_once(f"method={{name: fedtlu, portion: 1.0, {term}}}", *SGD)
     assert_close(fedprox, whole)
 
 
 def test_wide_sketches_pick_what_exact_scores_do_and_clients_that_were_away_are_brought_up_to_date(
-    run_tiny: RunTiny,
+    run_once: RunTiny,
 ) -> None:
     """With two of three clients a round everybody misses some; the exact run always sends the whole model."""
     sketches = "method={name: fedtlu, portion: 0.34, selection: sketched, width: 100000}"
     common = ("federation.rounds=3", "federation.sample=0.67", "federation.evaluate_every=3")
-    exact = run_tiny("method={name: fedtlu, portion: 0.34}", *common, out="exact")
-    sketched = run_tiny(sketches, *common, out="sketched")
+    exact = run_once("method={name: fedtlu, portion: 0.34}", *common)
+    sketched = run_once(sketches, *common)
     picked = [[event["state"]["merged_blocks"] for event in run.of("round")] for run in (exact, sketched)]
     assert picked[0] == picked[1]
     assert_close(exact, sketched)

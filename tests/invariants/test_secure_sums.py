@@ -126,8 +126,8 @@ def test_the_unmasked_integers_are_the_plain_sum_of_what_clients_have_rounded(
     [LAYERS, *(pytest.param((*LAYERS, *own), marks=pytest.mark.slow) for own in (JOINT, PRIVATE))],
     ids=["plain", "joint", "private"],
 )
-def test_workers_give_the_same_bits(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
-    local = run_tiny(*overrides, SECURE, "threads=1", out="local")
-    workers = run_tiny(*overrides, SECURE, "threads=1", "workers=2", out="workers")
+def test_workers_give_the_same_bits(run_once: RunTiny, overrides: tuple[str, ...]) -> None:
+    local = run_once(*overrides, SECURE, "threads=1")
+    workers = run_once(*overrides, SECURE, "threads=1", "workers=2")
     assert_same_tensors(local.state.tensors, workers.state.tensors)
     assert local.rounds_but_for_machine() == workers.rounds_but_for_machine()

@@ -82,7 +82,7 @@ def test_terms_with_weights_are_divided_by_the_sum_of_these(run_tiny: RunTiny, r
 
 
 @pytest.mark.parametrize("mode", MODES[1:4])
-def test_each_segment_is_clipped_by_its_own_norm(run_tiny: RunTiny, mode: str) -> None:
+def test_each_segment_is_clipped_by_its_own_norm(run_once: RunTiny, mode: str) -> None:
     """After one step of SGD, with gradients that are all too long, each has moved as far as it may."""
     once = (
         f"method={{name: fl_llama, {mode}}}", "data.synthetic.sites=1", "federation.rounds=1",
@@ -90,7 +90,7 @@ def test_each_segment_is_clipped_by_its_own_norm(run_tiny: RunTiny, mode: str) -
         "training.clip_norm=0.001", "training.weight_decay=0.0",
     )  # fmt: skip
     model = prepare(read_source(None, [*TINY, *once])).model
-    before, after = model.snapshot(model.layout.all), run_tiny(*once).state.tensors
+    before, after = model.snapshot(model.layout.all), run_once(*once).state.tensors
     own = Cut(1, 1).segments(model.layout)
     for names in (own.front, own.middle, own.back):
         moved = torch.cat([(after[name] - before[name]).flatten() for name in names]).norm()
@@ -119,13 +119,13 @@ def test_copies_of_the_middle_that_are_averaged_once_a_round_are_fedavg(
     assert_close(whole, divided)
 
 
-def test_ends_that_are_handed_on_train_one_model_from_client_to_client(run_tiny: RunTiny) -> None:
+def test_ends_that_are_handed_on_train_one_model_from_client_to_client(run_once: RunTiny) -> None:
     """Gupta and Raskar's split learning: a step each is plain training on each client's texts in turn."""
     once = (
         *PLAIN, "training.batch_size=1000", "training.schedule=constant", "training.weight_decay=0.0",
         "model.config.classifier_dropout=0.0",
     )  # fmt: skip
-    divided = run_tiny("method={name: fl_llama, average_ends: hand_on}", *once)
+    divided = run_once("method={name: fl_llama, average_ends: hand_on}", *once)
     experiment = prepare(read_source(None, [*TINY, *once]))
     model = experiment.model
     model.train_only(model.layout.all)
@@ -187,17 +187,17 @@ def test_ends_that_are_never_averaged_stay_at_the_clients(run_tiny: RunTiny) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 2])
-def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_tiny: RunTiny, every: int) -> None:
+def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_once: RunTiny, every: int) -> None:
     """With one batch an epoch, and a head without dropout."""
     lm = ("task={name: lm, max_length: 32}", "data.types=null")
     steps = (*PLAIN, *lm, "training.batch_size=1000", "data.synthetic.notes=12")
     mode = "method={name: fl_llama, mode: client_batch, average_ends: "
     long = (f"training.epochs={2 * every}", "federation.rounds=1")
-    within = run_tiny(f"{mode}{every}}}", *steps, *long, out="within")
-    apart = run_tiny(f"{mode}round}}", *steps, f"training.epochs={every}", out="apart")
+    within = run_once(f"{mode}{every}}}", *steps, *long)
+    apart = run_once(f"{mode}round}}", *steps, f"training.epochs={every}")
     assert apart.summary["rounds"] == 2
     assert_close(within, apart)
-    once = run_tiny(f"{mode}round}}", *steps, *long, out="once")
+    once = run_once(f"{mode}round}}", *steps, *long)
     names = [name for name in once.state.tensors if "layers.0." in name]
     assert not all(
         torch.allclose(within.state.tensors[name], once.state.tensors[name], atol=1e-5) for name in names

@@ -42,8 +42,8 @@ def store(run: Finished, client: str) -> ClientStore:
     return ClientStore(run.folder / "clients" / client, run.summary["rounds"])
 
 
-def test_a_device_sends_its_least_important_blocks_and_keeps_the_others(run_tiny: RunTiny) -> None:
-    run = run_tiny(PERSONAL, LORA, "federation.rounds=1", "training.batch_size=2")
+def test_a_device_sends_its_least_important_blocks_and_keeps_the_others(run_once: RunTiny) -> None:
+    run = run_once(PERSONAL, LORA, "federation.rounds=1", "training.batch_size=2")
     sent: dict[str, list[int]] = {}
     for client in run.state.values["_personal"]:
         message = store(run, client).read()
@@ -155,8 +155,8 @@ def test_blocks_that_did_not_run_are_not_sent_back(few_ran: list[Turn]) -> None:
         assert not never & {*turn.update.values["shared"], *turn.update.values["personal"]}
 
 
-def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: droppeft, rates: 0.0, shared_blocks: 1}", LORA, "federation.rounds=1")
+def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_once: RunTiny) -> None:
+    run = run_once("method={name: droppeft, rates: 0.0, shared_blocks: 1}", LORA, "federation.rounds=1")
     model = prepare(read_source(None, [*TINY, "method={name: droppeft}", LORA])).model
     before = model.snapshot(model.layout.all)
     (state,) = states(run)
@@ -171,9 +171,9 @@ def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_tiny: RunT
 
 
 @pytest.mark.slow
-def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks(run_tiny: RunTiny) -> None:
+def test_a_device_downloads_everything_once_and_then_all_but_its_personal_blocks(run_once: RunTiny) -> None:
     seldom = "federation={rounds: 3, evaluate_every: 3}"
-    run = run_tiny(PERSONAL, LORA, seldom, SMALL)
+    run = run_once(PERSONAL, LORA, seldom, SMALL)
     numbers = [sum(run.state.tensors[name].numel() for name in block_names(run, block)) for block in range(3)]
     assert len(set(numbers)) == 1
     assert all(len(own) == 1 for own in run.state.values["_personal"].values())
@@ -259,8 +259,8 @@ def test_a_reward_is_the_gain_in_accuracy_for_each_second(
             assert seconds > event["compute_seconds"] + 0.5 * event["transfer_seconds"]
 
 
-def test_the_bandit_learns_from_what_devices_gain(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: droppeft}", LORA, "federation.rounds=3")
+def test_the_bandit_learns_from_what_devices_gain(run_once: RunTiny) -> None:
+    run = run_once("method={name: droppeft}", LORA, "federation.rounds=3")
     rates = [rate for state in states(run) for rate in state["rates"].values()]
     assert len(set(rates)) == len(rates) == 9  # every rate once before any again
     bandit = run.state.values["_bandits"][""]
@@ -274,8 +274,8 @@ def test_the_bandit_learns_from_what_devices_gain(run_tiny: RunTiny) -> None:
             assert learnt[rate] * given[most] == pytest.approx(learnt[most] * reward)
 
 
-def test_a_bandit_of_each_device_knows_its_own_rewards(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: droppeft, bandit_of: device}", LORA)
+def test_a_bandit_of_each_device_knows_its_own_rewards(run_once: RunTiny) -> None:
+    run = run_once("method={name: droppeft, bandit_of: device}", LORA)
     bandits = run.state.values["_bandits"]
     everybody = bandits.pop("")  # by which it is known what a round adds to all rewards
     assert sum(everybody["tried"]) == 6
@@ -283,13 +283,12 @@ def test_a_bandit_of_each_device_knows_its_own_rewards(run_tiny: RunTiny) -> Non
     assert all(len(bandit["history"]) == 2 for bandit in bandits.values())
 
 
-def test_skipping_blocks_changes_what_is_learnt(run_tiny: RunTiny) -> None:
+def test_skipping_blocks_changes_what_is_learnt(run_once: RunTiny) -> None:
     none, some = (
-        run_tiny(
+        run_once(
             f"method={{name: droppeft, rates: {rate}, shared_blocks: 1.0}}",
             LORA,
             "federation.rounds=1",
-            out=str(rate),
         )
         for rate in (0.0, 0.6)
     )
@@ -337,18 +336,18 @@ BERT = (
 
 
 @pytest.mark.slow
-def test_a_client_s_result_does_not_depend_on_who_ran_before_it(run_tiny: RunTiny) -> None:
+def test_a_client_s_result_does_not_depend_on_who_ran_before_it(run_once: RunTiny) -> None:
     """With dropout, whatever mode the model was left in: after scoring, after another client."""
-    plain = run_tiny("method={name: fedlora}", *BERT, out="plain")
-    dropped = run_tiny("method={name: droppeft, rates: 0.0, shared_blocks: 1.0}", *BERT, out="dropped")
+    plain = run_once("method={name: fedlora}", *BERT)
+    dropped = run_once("method={name: droppeft, rates: 0.0, shared_blocks: 1.0}", *BERT)
     for name, tensor in plain.state.tensors.items():
         assert torch.equal(tensor, dropped.state.tensors[name])
 
 
-def test_a_corrupt_device_distorts_what_it_sends_and_not_what_it_keeps(run_tiny: RunTiny) -> None:
+def test_a_corrupt_device_distorts_what_it_sends_and_not_what_it_keeps(run_once: RunTiny) -> None:
     common = (PERSONAL, LORA, "federation.rounds=1")
     corrupt = "federation.corrupt={share: 0.9, kind: scale, strength: 50.0}"
-    honest, scaled = run_tiny(*common, out="honest"), run_tiny(*common, corrupt, out="scaled")
+    honest, scaled = run_once(*common), run_once(*common, corrupt)
     for client in honest.state.values["_personal"]:
         one, other = (
             {name: tensor for name, tensor in store(run, client).read().tensors.items() if SENT not in name}
@@ -360,7 +359,7 @@ def test_a_corrupt_device_distorts_what_it_sends_and_not_what_it_keeps(run_tiny:
     assert any(not torch.equal(learnt[name], scaled.state.tensors[name]) for name in learnt)
 
 
-def test_checkpointing_asks_for_no_gradient_below_the_adapters(run_tiny: RunTiny) -> None:
+def test_checkpointing_asks_for_no_gradient_below_the_adapters(run_once: RunTiny) -> None:
     from fedstrata.models.blocks import block_modules
     from fedstrata.tasks.windows import run_model
 
@@ -377,31 +376,50 @@ def test_checkpointing_asks_for_no_gradient_below_the_adapters(run_tiny: RunTiny
 
 
 @pytest.mark.slow
-def test_checkpointing_changes_nothing(run_tiny: RunTiny) -> None:
+def test_checkpointing_changes_nothing(run_once: RunTiny) -> None:
     method = ("method={name: droppeft, rates: 0.5, shared_blocks: 1.0}", LORA, "federation.rounds=1")
-    plain = run_tiny(*method, out="plain")
-    again = run_tiny(*method, "training.checkpointing=true", out="again")
+    plain = run_once(*method)
+    again = run_once(*method, "training.checkpointing=true")
     for name, tensor in plain.state.tensors.items():
         torch.testing.assert_close(tensor, again.state.tensors[name], rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "path", "part"),
+    ("overrides", "path", "code", "part"),
     [
-        (["method={name: droppeft, shared_blocks: 4}"], "method.shared_blocks", "less than 3"),
-        (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "1.0 shares all"),
-        (["method={name: droppeft, shared_blocks: 0.9}"], "method.shared_blocks", "0.9 of the model's 3"),
-        (["method={name: droppeft}", "federation.sample=0.34"], "federation.sample", "at least two devices"),
+        (
+            ["method={name: droppeft, shared_blocks: 4}"],
+            "method.shared_blocks",
+            "out_of_range",
+            "less than 3",
+        ),
+        (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "out_of_range", "not 3"),
+        (["method={name: droppeft, shared_blocks: 0.9}"], "method.shared_blocks", "out_of_range", "0.9"),
+        (
+            ["method={name: droppeft}", "federation.sample=0.34"],
+            "federation.sample",
+            "not_enough_data",
+            "droppeft",
+        ),
         (
             ["method={name: droppeft, rates: 0.3, bandit_of: device}"],
             "method",
-            "no meaning with a fixed rate",
+            "no_effect",
+            "bandit_of",
         ),
-        (["method={name: droppeft}", "adapter={kind: prefix}"], "adapter.kind", "lora or bottleneck"),
-        (["method={name: droppeft, rates: 0.99}"], "method.rates", ""),
+        (
+            ["method={name: droppeft}", "adapter={kind: prefix}"],
+            "adapter.kind",
+            "conflict",
+            "lora or bottleneck",
+        ),
+        (["method={name: droppeft, rates: 0.99}"], "method.rates", "out_of_range", ""),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(overrides: list[str], path: str, part: str) -> None:
+def test_settings_that_do_not_fit_are_refused(overrides: list[str], path: str, code: str, part: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         prepare(read_source(None, [*TINY, *overrides]))
-    assert any(problem.path.startswith(path) and part in problem.message for problem in caught.value.problems)
+    assert any(
+        problem.path.startswith(path) and problem.code == code and part in problem.message
+        for problem in caught.value.problems
+    )

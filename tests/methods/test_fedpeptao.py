@@ -34,12 +34,12 @@ def test_a_prefix_fits_an_encoder_too() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
-def test_the_first_step_is_the_mean_s_and_later_ones_remember_it(run_tiny: RunTiny, rate: float) -> None:
+def test_the_first_step_is_the_mean_s_and_later_ones_remember_it(run_once: RunTiny, rate: float) -> None:
     """The correction of the start makes the first step exactly the mean's, times the server's rate."""
     sgd = ("training.optimizer=sgd", "training.learning_rate=0.1", PREFIX)
     method = f"method={{name: fedpeptao, shared_blocks: 1.0, server_learning_rate: {rate}}}"
-    one = run_tiny(method, *sgd, "federation.rounds=1", out="one")
-    plain = run_tiny("method={name: fedavg}", *sgd, "federation.rounds=1", out="plain")
+    one = run_once(method, *sgd, "federation.rounds=1")
+    plain = run_once("method={name: fedavg}", *sgd, "federation.rounds=1")
     model = prepare(read_source(None, [*TINY, "method={name: fedpeptao}", PREFIX])).model
     for name, start in model.snapshot(model.layout.all).items():
         step = plain.state.tensors[name] - start

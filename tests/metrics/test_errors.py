@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.core.documents import Span
 from fedstrata.metrics.errors import CATEGORIES, ErrorCounts, count_errors, errors_of
@@ -112,7 +111,6 @@ def test_overlaps_between_documents_are_none() -> None:
     ]
 
 
-@examples(100)
 @given(CORPUS)
 def test_every_mention_without_an_exact_match_is_in_one_error(
     corpus: list[tuple[list[Span], list[Span]]],
@@ -137,7 +135,6 @@ def item(span: Span) -> Item:
     return Item((place_of(span),), span.label)
 
 
-@examples(100)
 @given(CORPUS)
 def test_each_error_is_what_its_category_says(corpus: list[tuple[list[Span], list[Span]]]) -> None:
     errors = errors_of(match_spans([own for own, _ in corpus], [own for _, own in corpus]))
@@ -164,7 +161,6 @@ def overlap(one: Item, other: Item) -> bool:
     return start < end and begin < stop
 
 
-@examples(100)
 @given(CORPUS)
 def test_what_is_left_does_not_overlap(corpus: list[tuple[list[Span], list[Span]]]) -> None:
     """Else it would have been paired."""
@@ -176,7 +172,6 @@ def test_what_is_left_does_not_overlap(corpus: list[tuple[list[Span], list[Span]
         assert not any(overlap(one, other) for one in missed for other in invented)
 
 
-@examples(100)
 @given(st.lists(st.tuples(APART, APART), min_size=1, max_size=3))
 def test_the_other_way_round_misses_are_inventions(corpus: list[tuple[list[Span], list[Span]]]) -> None:
     """Where one side has two types at one place, either may be taken for the confused one."""

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peft.tuners.tuners_utils import BaseTunerLayer
-from support import examples
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -143,7 +142,6 @@ BERT = cache(lambda: tiny("bert"))
 
 
 @pytest.mark.slow  # one shape of every model is fast
-@examples(100)
 @given(rows=st.integers(1, 5), tokens=st.integers(2, 40))
 def test_counts_are_those_of_torch_whatever_the_shape(rows: int, tokens: int) -> None:
     module = BERT()

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import (
     accuracy_score,
@@ -14,7 +14,6 @@ from sklearn.metrics import (
     precision_recall_fscore_support,
     roc_auc_score,
 )
-from support import examples
 
 from fedstrata.metrics.labels import (
     SCORED_SINGLY,
@@ -47,7 +46,6 @@ def cases(draw: st.DrawFn) -> Case:
     return gold, probabilities >= 0.5, probabilities, [f"label-{number}" for number in range(labels)]
 
 
-@examples(150)
 @given(case=cases())
 def test_micro_and_macro_scores_are_those_of_scikit_learn(case: Case) -> None:
     gold, given_labels, _, labels = case
@@ -80,7 +78,6 @@ def naive_auc(gold: np.ndarray, probabilities: np.ndarray) -> float | None:
     return sum(pairs) / len(pairs) if pairs else None
 
 
-@examples(150)
 @given(case=cases())
 def test_auc_is_the_share_of_pairs_in_order_and_left_out_where_there_are_none(case: Case) -> None:
     gold, _, probabilities, labels = case
@@ -96,7 +93,6 @@ def test_auc_is_the_share_of_pairs_in_order_and_left_out_where_there_are_none(ca
     assert all(np.isfinite(score) for score in scores.values())
 
 
-@examples(80)
 @given(case=cases(), cut=st.integers(1, 7))
 def test_precision_at_a_cut_is_that_of_a_loop(case: Case, cut: int) -> None:
     gold, _, probabilities, labels = case
@@ -108,7 +104,6 @@ def test_precision_at_a_cut_is_that_of_a_loop(case: Case, cut: int) -> None:
     assert right_at(cut, gold, probabilities) / (cut * len(gold)) == pytest.approx(np.mean(expected))
 
 
-@settings(max_examples=40)
 @given(seed=st.integers(0, 10_000), documents=st.integers(1, 12), labels=st.integers(2, 6))
 def test_scores_of_one_label_each_are_those_of_scikit_learn(seed: int, documents: int, labels: int) -> None:
     rng = np.random.default_rng(seed)
@@ -149,7 +144,6 @@ def test_thousands_of_labels_are_not_scored_singly() -> None:
 CHOICES = st.sets(st.sampled_from(["choice1", "choice2", "choice3", "choice4"]))
 
 
-@examples(80)
 @given(pairs=st.lists(st.tuples(CHOICES, CHOICES), min_size=1, max_size=8))
 def test_choices_are_scored_as_one_yes_or_no_each(pairs: list[tuple[set[str], set[str]]]) -> None:
     """As SuperGLUE scores MultiRC: F1 of all answers together, and the questions without a mistake."""

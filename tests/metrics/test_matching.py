@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.core.documents import Span
 from fedstrata.metrics.matching import LENIENT, SCHEMES, Place, Scheme, place_of
@@ -112,7 +111,6 @@ def of_type(spans: list[Span], label: str) -> list[Span]:
     return [span for span in spans if span.label == label]
 
 
-@examples(100)
 @given(corpora(BROKEN))
 def test_every_scheme_finds_the_most_matches_there_are(
     corpus: Sequence[tuple[list[Span], list[Span]]],
@@ -150,7 +148,6 @@ def _numbers(counts: object) -> tuple[int, int, int]:
     return counts.gold, counts.predicted, counts.correct
 
 
-@examples(100)
 @given(corpora(SOLID))
 def test_lenient_matches_of_nested_spans_are_those_by_deadline(
     corpus: Sequence[tuple[list[Span], list[Span]]],
@@ -162,7 +159,6 @@ def test_lenient_matches_of_nested_spans_are_those_by_deadline(
         assert (counts[label].correct if label in counts else 0) == expected
 
 
-@examples(100)
 @given(corpora(SOLID))
 def test_two_pointers_find_as_many_where_nothing_nests(
     corpus: Sequence[tuple[list[Span], list[Span]]],
@@ -181,7 +177,6 @@ def test_two_pointers_miss_matches_of_nested_spans() -> None:
     assert by_deadline(gold, predicted) == match_spans([gold], [predicted]).total(LENIENT).correct == 2
 
 
-@examples(100)
 @given(corpora(TRIPLES))
 def test_relations_match_where_both_places_do(corpus: Sequence[tuple[list[Triple], list[Triple]]]) -> None:
     matching = match_relations(*split(corpus))
@@ -202,7 +197,6 @@ def agree(one: Triple, other: Triple, scheme: Scheme) -> bool:
     return all(place_of(here) == place_of(there) for here, there in ends)
 
 
-@examples(100)
 @given(corpora(BROKEN))
 def test_a_more_generous_scheme_finds_no_fewer(corpus: Sequence[tuple[list[Span], list[Span]]]) -> None:
     matching = match_spans(*split(corpus))

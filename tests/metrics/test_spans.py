@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from nervaluate import Evaluator
 from seqeval.metrics import f1_score, precision_score, recall_score
 from seqeval.scheme import IOB2
-from support import examples
 
 from fedstrata.core.documents import Span
 from fedstrata.metrics.counts import Counts
@@ -59,7 +58,6 @@ def strict_counts(gold: list[list[Span]], predicted: list[list[Span]]) -> dict[s
     return match_spans(gold, predicted).by_type()
 
 
-@examples(100)
 @given(CORPUS)
 def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([valid(pair[side]) for pair in corpus] for side in (0, 1))
@@ -73,7 +71,6 @@ def test_scores_equal_seqeval_s_strict_mode(corpus: list[tuple[list[str], list[s
             assert scores[f"{name}/{label}"] == pytest.approx(expected)
 
 
-@examples(100)
 @given(CORPUS)
 def test_scores_equal_nervaluate_s_strict_scheme(corpus: list[tuple[list[str], list[str]]]) -> None:
     gold, predicted = ([spans(valid(pair[side])) for pair in corpus] for side in (0, 1))
@@ -191,7 +188,6 @@ def alone(gold: list[Span], predicted: list[Span]) -> bool:
     )
 
 
-@examples(100)
 @given(CORPUS)
 def test_other_schemes_find_what_nervaluate_s_find_and_more_only_where_spans_overlap_several(
     corpus: list[tuple[list[str], list[str]]],

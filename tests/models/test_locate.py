@@ -9,6 +9,7 @@ import torch
 from huggingface_hub import errors as hub_errors
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
+from support import refused
 from transformers import AutoModelForTokenClassification
 
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -24,14 +25,14 @@ LABELS = ("O", "B-problem", "I-problem")
 def test_a_missing_folder(refusal: Callable[..., Problem]) -> None:
     for name in ("./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c", "../nowhere", ""):
         problem = refusal(ModelSettings(name=name))
-        assert problem.path == "model.name"
-        assert "is no folder, and cannot be a hub id" in problem.message
+        assert (problem.path, problem.code) == ("model.name", "wrong_form")
         assert "package:DISTRIBUTION" in problem.message
 
 
 def test_a_file_in_place_of_a_folder(refusal: Callable[..., Problem], tmp_path: Path) -> None:
     (tmp_path / "model").write_text("x")
-    assert "is a file" in refusal(ModelSettings(name=str(tmp_path / "model"))).message
+    problem = refusal(ModelSettings(name=str(tmp_path / "model")))
+    assert (problem.path, problem.code) == ("model.name", "wrong_type")
 
 
 @pytest.mark.claim("SECURITY#safetensors")
@@ -41,11 +42,14 @@ def test_pickled_weights_are_refused_with_a_way_out(
     folder = saved()
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     problem = refusal(ModelSettings(name=str(folder)), kind="causal-lm")
+    assert (problem.path, problem.code) == ("model.name", "runs_code")
     assert "only pytorch_model.bin" in problem.message
     assert "AutoModelForCausalLM" in problem.message
     assert "save_pretrained" in problem.message
     (folder / "pytorch_model.bin").unlink()
-    assert "holds no model.safetensors" in refusal(ModelSettings(name=str(folder)), kind="causal-lm").message
+    problem = refusal(ModelSettings(name=str(folder)), kind="causal-lm")
+    assert (problem.path, problem.code) == ("model.name", "not_found")
+    assert "no model.safetensors" in problem.message
 
 
 def test_shards(refusal: Callable[..., Problem], saved: Callable[..., Path]) -> None:
@@ -58,41 +62,45 @@ def test_shards(refusal: Callable[..., Problem], saved: Callable[..., Path]) -> 
     assert all(map(torch.equal, whole.module.parameters(), sharded.module.parameters()))
     last = sorted(folder.glob("model-*.safetensors"))[-1]
     last.rename(folder / "elsewhere.safetensors")
-    assert (
-        f"lacks weights that model.safetensors.index.json names: {last.name}"
-        in refusal(ModelSettings(name=str(folder)), "causal-lm").message
-    )
+    problem = refusal(ModelSettings(name=str(folder)), "causal-lm")
+    assert (problem.path, problem.code) == ("model.name", "not_found")
+    assert f"model.safetensors.index.json names: {last.name}" in problem.message
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"x": "pytorch_model.bin"}}))
-    assert (
-        "names pytorch_model.bin, which is no safetensors file"
-        in refusal(ModelSettings(name=str(folder)), "causal-lm").message
-    )
+    problem = refusal(ModelSettings(name=str(folder)), "causal-lm")
+    assert (problem.path, problem.code) == ("model.name", "runs_code")
+    assert "names pytorch_model.bin" in problem.message
     index.write_text("[]")
-    assert "is not readable" in refusal(ModelSettings(name=str(folder)), "causal-lm").message
+    problem = refusal(ModelSettings(name=str(folder)), "causal-lm")
+    assert (problem.path, problem.code) == ("model.name", "unreadable")
+    assert "model.safetensors.index.json" in problem.message
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"),
+    ("kind", "code", "value"),
     [
-        (hub_errors.RepositoryNotFoundError, "hub has no such public model"),
-        (hub_errors.GatedRepoError, "is gated on the Hugging Face hub"),
-        (hub_errors.RevisionNotFoundError, "has no revision 'v9'"),
-        (hub_errors.LocalEntryNotFoundError, "hub cannot be reached"),
-        (TimeoutError, "could not be downloaded from the Hugging Face hub (TimeoutError)"),
+        (hub_errors.RepositoryNotFoundError, "not_found", "package:DISTRIBUTION"),
+        (hub_errors.GatedRepoError, "gated", "`hf auth login`"),
+        (hub_errors.RevisionNotFoundError, "unknown_name", "'v9'"),
+        (hub_errors.LocalEntryNotFoundError, "offline", "folder"),
+        (TimeoutError, "download_failed", "(TimeoutError)"),
     ],
 )
 def test_what_the_hub_refuses_is_one_line(
-    refusal: Callable[..., Problem], kind: type[Exception], expected: str, monkeypatch: pytest.MonkeyPatch
+    refusal: Callable[..., Problem],
+    kind: type[Exception],
+    code: str,
+    value: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_args: object, **_options: object) -> str:
         raise kind.__new__(kind)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     problem = refusal(ModelSettings(name="some-hospital/some-model", revision="v9"))
-    assert problem.path == "model.name"
+    assert (problem.path, problem.code) == ("model.name", code)
     assert problem.message.startswith("'some-hospital/some-model' ")
-    assert expected in problem.message
+    assert value in problem.message
 
 
 def test_without_a_network_a_hub_id_is_refused(
@@ -100,7 +108,8 @@ def test_without_a_network_a_hub_id_is_refused(
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert "give a folder" in refusal(ModelSettings(name="some-hospital/some-model")).message
+    problem = refusal(ModelSettings(name="some-hospital/some-model"))
+    assert (problem.path, problem.code) == ("model.name", "offline")
 
 
 def test_only_configuration_tokenizer_and_safetensors_are_asked_for(
@@ -151,7 +160,7 @@ def test_mini_comes_before_a_folder_of_that_name(tmp_path: Path, monkeypatch: py
     (here / "mini").mkdir(parents=True)
     monkeypatch.chdir(here)
     monkeypatch.setattr(locate_module, "MINI", shipped)
-    with pytest.raises(ConfigurationError, match="'mini' is not part of this installation"):
+    with refused(ConfigurationError, "not_installed", at="model.name", values=["'mini'"]):
         locate("mini", weights=True)
     shipped.mkdir()
     assert locate("mini", weights=True) == shipped
@@ -163,7 +172,7 @@ def test_the_advice_to_convert_works(saved: Callable[..., Path], tmp_path: Path)
     model = AutoModelForTokenClassification.from_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
     (folder / "model.safetensors").unlink()
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(ConfigurationError, "runs_code", at="model.name") as caught:
         check_weights(folder, str(folder), "AutoModelForTokenClassification")
     command = str(caught.value).split('python -c "')[1].rsplit('"', 1)[0]
     new = tmp_path / "converted"
@@ -195,13 +204,14 @@ class TestPackages:
 
     def test_no_model_inside(self, refusal: Callable[..., Problem], distribution: Path) -> None:
         (distribution / "model.safetensors").unlink()
-        assert (
-            "must hold one folder with config.json" in refusal(ModelSettings(name="package:carrier")).message
-        )
+        problem = refusal(ModelSettings(name="package:carrier"))
+        assert (problem.path, problem.code) == ("model.name", "not_found")
+        assert "found none" in problem.message
 
     @pytest.mark.parametrize("name", ["package:not-installed-anywhere", "package:"])
     def test_not_installed(self, refusal: Callable[..., Problem], name: str) -> None:
-        assert "is installed here" in refusal(ModelSettings(name=name)).message
+        problem = refusal(ModelSettings(name=name))
+        assert (problem.path, problem.code) == ("model.name", "not_installed")
 
     def test_minilm(self) -> None:
         try:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 from stored_states import (
@@ -24,7 +26,6 @@ from stored_states import (
     texts,
     trained,
 )
-from support import examples
 from tiny_models import VARIANTS
 from torch import Tensor, nn
 
@@ -105,7 +106,7 @@ def test_what_is_below_the_first_trained_block_counts_as_frozen(tiny_model: Tiny
     assert frozen_blocks(layout, layout.all) == 0
 
 
-@examples(25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=9),
     batch=st.integers(1, 5),
@@ -305,13 +306,13 @@ def test_a_write_that_fails_leaves_nothing_and_the_blocks_run(
     """A full disk, as the operating system tells it."""
 
     def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", full)
     model, told = tiny_model("llama"), []
     plain = trained(model, train_top(model.layout, 1), texts(), None)
     assert_close(trained(model, train_top(model.layout, 1), texts(), cache_in(tmp_path, told)), plain)
-    assert "No space left on device" in told[0]["reason"]
+    assert os.strerror(errno.ENOSPC) in told[0]["reason"]
     assert not list(tmp_path.iterdir())
 
 
@@ -322,7 +323,10 @@ def test_batches_padded_on_the_left_are_left_alone(tiny_model: Tiny, tmp_path: P
         tiny_model("llama"), 1, lambda: [batch], lambda _: None, "cpu"
     ) as feed:
         feed(batch)
-    assert told == [{"used": False, "reason": "its batches are not ids padded on the right"}]
+    (facts,) = told
+    assert facts.keys() == {"used", "reason"}
+    assert not facts["used"]
+    assert "padded" in facts["reason"]
 
 
 def test_a_model_whose_upper_blocks_read_more_than_the_last_output_is_left_alone(
@@ -337,7 +341,7 @@ def test_a_model_whose_upper_blocks_read_more_than_the_last_output_is_left_alone
     )
     with serving(cache_in(tmp_path, told), model, texts()):
         pass
-    assert "the loss of this model is" in told[0]["reason"]
+    assert "the loss" in told[0]["reason"]
     assert not (tmp_path / FILE).exists()
 
 

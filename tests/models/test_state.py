@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from support import refused
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
@@ -148,7 +149,6 @@ def backbone(tokenizer_folder: Path) -> tuple[Model, dict[str, Tensor]]:
     return model, everything(model)
 
 
-@settings(max_examples=30)
 @given(operations=operations)
 def test_restore_brings_back_the_base_after_any_sequence(
     backbone: tuple[Model, dict[str, Tensor]], operations: list[tuple[str, set[str]]]
@@ -194,11 +194,11 @@ def test_loading_is_all_or_nothing(tiny_model: Callable[..., Model]) -> None:
     model = tiny_model("bert")
     base = everything(model)
     good = {"classifier.bias": torch.ones(3)}
-    with pytest.raises(FrameError, match=r"classifier.weight has shape \(3, 31\), but \(3, 32\)"):
+    with refused(FrameError, "wrong_shape", values=["classifier.weight", "(3, 31)", "(3, 32)"]):
         model.load({**good, "classifier.weight": torch.ones(3, 31)})
-    with pytest.raises(FrameError, match=r"no parameter classifier.wieght; did you mean 'classifier.weight'"):
+    with refused(FrameError, "unknown_name", values=["classifier.wieght", "'classifier.weight'"]):
         model.load({**good, "classifier.wieght": torch.ones(3, 32)})
-    with pytest.raises(FrameError, match=r"classifier.weight is torch.int64, but torch.float32"):
+    with refused(FrameError, "wrong_type", values=["classifier.weight", "torch.int64", "torch.float32"]):
         model.load({**good, "classifier.weight": torch.ones(3, 32, dtype=torch.int64)})
     assert_equal(everything(model), base)
     assert model.remembered == ()
@@ -214,7 +214,7 @@ def test_train_only(tiny_model: Callable[..., Model]) -> None:
     model.train_only(model.layout.blocks[1])
     assert trainable() == set(model.layout.blocks[1])
     assert model.trainable == model.layout.blocks[1]
-    with pytest.raises(FrameError, match="no parameter"):
+    with refused(FrameError, "unknown_name", values=["nothing.like.this"]):
         model.train_only([*model.layout.head, "nothing.like.this"])
     assert trainable() == set(model.layout.blocks[1])
     model.train_only(model.layout.head)
@@ -223,9 +223,8 @@ def test_train_only(tiny_model: Callable[..., Model]) -> None:
 
 def test_a_tied_weight_has_one_name(tiny_model: Callable[..., Model]) -> None:
     model = tiny_model("gpt2", "causal-lm")
-    with pytest.raises(
-        FrameError, match=r"lm_head.weight is tied to transformer.wte.weight in model mini; use that"
-    ):
+    values = ["lm_head.weight", "transformer.wte.weight", "model mini"]
+    with refused(FrameError, "tied", values=values):
         model.train_only(["lm_head.weight"])
     model.train_only(["transformer.wte.weight"])
     train(model)
@@ -303,7 +302,7 @@ class TestSaving:
     def test_leaves_other_folders_alone(self, tiny_model: Callable[..., Model], tmp_path: Path) -> None:
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / "note.txt").write_text("x")
-        with pytest.raises(FedstrataError, match="holds no saved model"):
+        with refused(FedstrataError, "exists", values=["notes"]):
             tiny_model("bert").save(tmp_path / "notes")
         assert [path.name for path in tmp_path.rglob("*")] == ["notes", "note.txt"]
 

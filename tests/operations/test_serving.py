@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from local_requests import ask
 from prometheus_client.parser import text_string_to_metric_families
-from support import Call
+from support import Call, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.files import taking_turns
@@ -171,14 +171,14 @@ def test_a_record_that_was_not_written_so_is_named(call: Call, folder: Path, com
     record(folder, [("run", RUN), ("round", ROUND), ("run", {})])
     done = call(command, folder)
     assert done.status == 2
-    assert done.err.strip().endswith("record.jsonl: a line of it is not as it was written")
+    assert "record.jsonl: " in done.err and "[damaged]" in done.err
 
 
 def test_a_time_that_is_none_is_a_damaged_line(call: Call, folder: Path) -> None:
     record(folder, [("run", RUN)])
     with (folder / "record.jsonl").open("a") as file:
         file.write('{"event": "round_started", "round": 1, "time": "yesterday"}\n')
-    assert call("status", folder).out.startswith("run: unfinished, 0 of 3 rounds committed")
+    assert call("status", folder).out.startswith("run: unfinished, 0 of 3")
 
 
 def test_health_is_lost_with_the_run_or_when_the_server_hangs(served: Served) -> None:
@@ -225,7 +225,7 @@ def test_the_address_is_its_owners_and_goes_with_the_server(folder: Path) -> Non
         assert picture_of(folder)["server"] == "running"
     file.write_bytes(kept)
     file.chmod(0o644)
-    with pytest.raises(ConfigurationError, match="others may read"):
+    with refused(ConfigurationError, "not_secret", values=[file]):
         picture_of(folder)
 
 
@@ -257,7 +257,7 @@ def test_another_program_at_the_port_of_a_killed_server_is_not_asked(folder: Pat
 def test_an_address_elsewhere_is_not_asked(folder: Path) -> None:
     (folder / "operations.json").write_text('{"url": "http://example.org:80/token/"}')
     (folder / "operations.json").chmod(0o600)
-    with pytest.raises(ConfigurationError, match=r"example\.org is not on this machine"):
+    with refused(ConfigurationError, "not_local", at=str(folder / "operations.json"), values=["example.org"]):
         picture_of(folder)
 
 
@@ -266,10 +266,11 @@ def test_status_without_a_server_says_what_the_record_says(call: Call, folder: P
     done = call("status", folder)
     assert done.status == 0
     first, second, third, *_ = done.out.splitlines()
-    assert first == "run: unfinished, 1 of 3 rounds committed"
-    assert second == "loss 0.500, validation f1 0.250, the last round took 2.0 s"
-    assert third == "no server of it is running"
-    assert "south was lost to round 1: it is silent" in done.out
+    assert first.startswith("run: unfinished, 1 of 3")
+    assert all(value in second for value in ("loss 0.500", "f1 0.250", "2.0 s"))
+    assert "no server" in third
+    (lost,) = [line for line in done.out.splitlines() if "it is silent" in line]
+    assert "south" in lost and "round 1" in lost
     (told,) = call("status", folder, "--json").out.splitlines()
     north, south = json.loads(told)["sites"]
     assert (north["bytes_up"], north["there"], south["lost"]) == (80, None, 1)
@@ -289,7 +290,7 @@ finally:
 """
     command = [sys.executable, "-c", told, str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.startswith("run: unfinished, 0 of 3 rounds committed")
+    assert done.stdout.startswith("run: unfinished, 0 of 3")
 
 
 def test_status_follows_a_server_until_the_run_has_ended(
@@ -305,14 +306,14 @@ def test_status_follows_a_server_until_the_run_has_ended(
 
 
 def test_status_without_a_name_takes_the_run_at_work_last(call: Call, folder: Path, tmp_path: Path) -> None:
-    assert "there is no run in runs/" in call("status").err
+    assert "RUN: " in (told := call("status").err) and "runs/  [missing]" in told
     for name in ("first", "second"):
         (tmp_path / "runs" / name).mkdir(parents=True)
         (tmp_path / "runs" / name / "config.yaml").touch()
         (tmp_path / "runs" / name / "record.jsonl").touch()
     os.utime(tmp_path / "runs" / "first" / "record.jsonl", (4e9, 4e9))
     assert call("status").out.startswith("first: unfinished")
-    assert "holds no run" in call("status", tmp_path / "runs").err
+    assert str(tmp_path / "runs") in (told := call("status", tmp_path / "runs").err) and "[not_found]" in told
 
 
 def test_metrics_say_what_the_picture_says(served: Served) -> None:
@@ -359,10 +360,10 @@ def test_prometheus_can_read_the_metrics(served: Served) -> None:
 def test_an_address_beyond_this_machine_is_refused_before_anything_is_prepared(call: Call) -> None:
     done = call("serve", "--insecure", "--clients", "north", "--operations", "0.0.0.0:9464")
     assert done.status == 2
-    assert "--operations: 0.0.0.0 is not on this machine" in done.err
+    assert "--operations: 0.0.0.0 " in done.err and "[not_local]" in done.err
 
 
 def test_what_is_missing_for_metrics_is_said_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.operations.metrics.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"--operations: .* pip install 'fedstrata\[operations\]'"):
+    with refused(ConfigurationError, "not_installed", at="--operations", values=["'fedstrata[operations]'"]):
         require_metrics("--operations")

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,12 @@ from support import TINY, Call
 
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
-from fedstrata.engine.prepare import prepare
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.estimate import Estimate
 from fedstrata.planning.leaks import leak_warnings
 from fedstrata.planning.measurements import Rehearsed, RoundCost, Timed, Turn
-from fedstrata.planning.survey import survey
+from fedstrata.planning.survey import Survey, survey
 
 SMALL = (*TINY, "data.synthetic.notes=12", "task.max_length=32")
 WIDTH, MOST = 32, 30
@@ -36,21 +37,27 @@ BERT = "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, 
 BERT += "num_attention_heads: 4}"
 
 
-def estimate_of(*overrides: str, tokens: Sequence[int] = ()) -> Estimate:
-    """Returns a run, of clients of so many tokens; what it sends is asked of its method and not rehearsed."""
+@cache
+def prepared(*overrides: str) -> tuple[Experiment, Survey, Rehearsed]:
+    """Returns a run, once for the same overrides; what it sends is asked of its method and not rehearsed."""
     experiment = prepare(read_source(None, [*SMALL, *overrides]))
-    surveyed = survey(experiment)
-    if tokens:
-        counted = zip(surveyed.workloads, tokens, strict=True)
-        workloads = tuple(replace(workload, tokens=count) for workload, count in counted)
-        surveyed = replace(surveyed, workloads=workloads)
     method, model = experiment.method, experiment.model
     plan = Plan(method.start(model).tensors)
     trained = model.tensors(method.trainable(model.layout))
     sent = method.sends("train", plan, {"loss": 0.5}, trained, model.layout)
     turns = [Turn(number, "site-1", [Timed(1, 1.0)]) for number in (1, 2)]
     costs = [RoundCost(1.0, 1.0, 0.0, 0.0)] * 2
-    return Estimate(experiment, surveyed, Rehearsed(turns, costs, up=dict.fromkeys(sent, 1)))
+    return experiment, survey(experiment), Rehearsed(turns, costs, up=dict.fromkeys(sent, 1))
+
+
+def estimate_of(*overrides: str, tokens: Sequence[int] = ()) -> Estimate:
+    """Returns what a plan estimates of a run, of clients of so many tokens."""
+    experiment, surveyed, rehearsed = prepared(*overrides)
+    if tokens:
+        counted = zip(surveyed.workloads, tokens, strict=True)
+        workloads = tuple(replace(workload, tokens=count) for workload, count in counted)
+        surveyed = replace(surveyed, workloads=workloads)
+    return Estimate(experiment, surveyed, rehearsed)
 
 
 def leaks_of(*overrides: str, tokens: Sequence[int] = ()) -> list[str]:
@@ -66,9 +73,9 @@ def shown_by(warnings: Sequence[str]) -> list[str]:
 
 def test_a_client_of_fewer_tokens_than_layers_are_wide_is_named() -> None:
     (warning,) = leaks_of(TOP, SGD, tokens=[MOST, MOST + 1, 500])
-    assert "layer_skipping trains by SGD" in warning
-    assert "(site-1 30), fewer than the 32 numbers that the lowest trained layers read of each" in warning
-    assert "read texts token by token" in warning
+    assert re.match("layer_skipping .* SGD", warning)
+    assert re.search(r"\(site-1 30\), .* 32 numbers", warning)
+    assert "token by token" in warning
     assert shown_by([warning]) == ["span"]
 
 
@@ -79,14 +86,12 @@ def test_a_client_of_fewer_tokens_than_layers_are_wide_is_named() -> None:
         pytest.param((TOP, SGD, *PRIVATE), id="differential privacy"),
         pytest.param(("method={name: local_only}", SGD), id="nothing is sent"),
         pytest.param(("method={name: fedlora}", "training.optimizer=adamw"), id="Adam and an adapter"),
+        pytest.param(("method={name: centralized}", SGD), id="notes themselves travel"),
     ],
 )
 def test_few_tokens_where_nothing_can_be_read_are_not_warned_of(overrides: tuple[str, ...]) -> None:
-    assert leaks_of(*overrides, tokens=[1, 1, 1]) == []
-
-
-def test_notes_that_are_pooled_travel_themselves_and_are_not_warned_of() -> None:
-    assert leaks_of("method={name: centralized}", SGD, tokens=[1]) == []
+    workloads = len(estimate_of(*overrides).workloads)
+    assert leaks_of(*overrides, tokens=[1] * workloads) == []
 
 
 def test_as_many_tokens_as_layers_are_wide_are_not_warned_of() -> None:
@@ -104,12 +109,12 @@ def test_of_an_adapter_the_rank_of_what_is_sent_counts() -> None:
     """Queries, keys and values read the same, so that three times the rank of each is sent of it."""
     lora = ("method={name: fedlora}", "adapter={kind: lora, rank: 2, targets: [q_proj, k_proj, v_proj]}", SGD)
     (warning,) = leaks_of(*lora, tokens=[5, 6, WIDTH - 1])
-    assert "(site-1 5), fewer than 6, the rank of what the lowest trained layers send" in warning
+    assert "(site-1 5), fewer than 6," in warning
 
 
 def test_in_an_encoder_texts_can_be_tried_and_not_read() -> None:
     (warning,) = leaks_of(TOP, SGD, BERT, tokens=[MOST, 500, 500])
-    assert "tell if a text that it guesses is there" in warning
+    assert "guesses" in warning
     assert shown_by([warning]) == []
     assert "token by token" not in warning
 
@@ -117,7 +122,7 @@ def test_in_an_encoder_texts_can_be_tried_and_not_read() -> None:
 def test_in_a_secure_sum_the_tokens_of_all_its_clients_count() -> None:
     assert leaks_of(TOP, SGD, SUMMED, tokens=[10, 11, 10]) == []
     (warning,) = leaks_of(TOP, SGD, SUMMED, tokens=[10, 10, 10])
-    assert "the secure sum of 3 clients in round 1 is made of 30 tokens" in warning
+    assert re.search("3 clients in round 1 .* 30 tokens", warning)
     assert "if not whose" in warning
     assert "site-" not in warning
     assert shown_by([warning]) == ["span"]
@@ -131,10 +136,10 @@ def test_of_sums_of_other_clients_in_every_round_the_one_of_fewest_tokens_counts
     sums = [sum(known[client] for client in clients) for clients in estimate.sampled]
     assert len(set(sums)) > 1
     (warning,) = leak_warnings(estimate)
-    assert f"3 clients in round {sums.index(min(sums)) + 1} is made of {min(sums)} tokens" in warning
+    assert re.search(rf"3 clients in round {sums.index(min(sums)) + 1} .* {min(sums)} tokens", warning)
     estimate.delivered[sums.index(min(sums))] = ["site-1"]  # of which nothing is unmasked
     (warning,) = leak_warnings(estimate)
-    assert f"is made of {sorted(sums)[1]} tokens" in warning
+    assert f" {sorted(sums)[1]} tokens" in warning
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
@@ -142,9 +147,9 @@ def test_a_method_that_sends_the_word_embedding_names_words(optimizer: str) -> N
     estimate = estimate_of(FEDAVG, f"training.optimizer={optimizer}", tokens=[500] * 3)
     (warning,) = leak_warnings(estimate)
     count = len(estimate.experiment.model.tokenizer)
-    assert "fedavg sends each client's changes of the word embedding" in warning
-    assert f"of {count:,} tokens the server can name those of site-1, site-2, site-3" in warning
-    assert "words that were read alone change" in warning
+    assert re.match("fedavg .* word embedding", warning)
+    assert re.search(f"of {count:,} tokens .* site-1, site-2, site-3", warning)
+    assert "alone change" in warning
     assert shown_by([warning]) == ["invert"]
 
 
@@ -170,14 +175,14 @@ def test_few_tokens_and_the_embedding_are_two_leaks_and_adam_leaves_the_second()
 
 def test_words_in_a_secure_sum_are_nobody_s() -> None:
     (warning,) = leaks_of(FEDAVG, SUMMED)
-    assert "all clients' summed changes of the word embedding" in warning
-    assert "if not whose they are" in warning
+    assert re.search("summed .* word embedding", warning)
+    assert "if not whose" in warning
     assert "site-" not in warning
 
 
 def test_words_of_an_embedding_that_is_the_output_layer_too_stand_out() -> None:
     (warning,) = leaks_of(FEDAVG, "task={name: lm, max_length: 32}", "data.types=null")
-    assert "the rows of words that were read change most" in warning
+    assert "change most" in warning
 
 
 def test_of_many_clients_the_first_are_named() -> None:
@@ -189,9 +194,9 @@ def test_hidden_states_without_noise_are_warned_of_by_the_blocks_in_front_of_the
     cuts = "cuts: {site-2: {front: 1, back: 1}}"
     found = leaks_of(f"method={{name: fl_llama, front: 0, back: 1, {cuts}}}", SGD, tokens=[1, 1, 1])
     assert shown_by(found) == ["hidden", "hidden"]
-    assert "of site-1, site-3 behind 0 blocks" in found[0]
+    assert re.search("site-1, site-3 .*0 blocks", found[0])
     assert "nearest embedding" in found[0]
-    assert "of site-2 behind 1 block " in found[1]
+    assert re.search("site-2 .*1 block ", found[1])
 
 
 @pytest.mark.parametrize(("scale", "warned"), [(0.0, 1), (0.1, 0)])
@@ -223,7 +228,7 @@ def test_what_the_command_warns_of_the_attack_that_it_names_does(
     told = call("plan", *chosen, "--json", "--seconds", "0")
     assert told.status == 0, told.err
     (warning,) = (each for each in json.loads(told.out)["warnings"] if "attack" in each)
-    assert re.search(r"\(site-1 \d+, site-2 \d+, site-3 \d+\), fewer than the 32 numbers", warning)
+    assert re.search(r"\(site-1 \d+, site-2 \d+, site-3 \d+\), .* 32 numbers", warning)
     shown = call("plan", *chosen, "--seconds", "0")
     assert f"warning: {warning}" in " ".join(shown.out.split())
     (attack,) = shown_by([warning])

@@ -45,7 +45,7 @@ def test_rates_are_linear_in_the_depth_and_as_steep_as_they_may_be() -> None:
 
 @pytest.mark.parametrize("mean", [-0.1, 0.96, float("nan")])
 def test_a_mean_that_no_rates_have_is_refused(mean: float) -> None:
-    with pytest.raises(ValueError, match=r"between 0 and 0\.95"):
+    with pytest.raises(ValueError, match=r"0\.95"):
         block_rates(mean, 4)
 
 

@@ -8,7 +8,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from support import examples
 
 from fedstrata.policies.scores import (
     ABOVE_NOISE,
@@ -35,7 +34,6 @@ CHANGES = arrays.arrays(
 )
 
 
-@examples(100)
 @given(CHANGES)
 def test_the_score_is_that_of_the_paper_and_of_the_signal_to_noise_ratio(change: np.ndarray) -> None:
     exact = change.astype(np.float64)
@@ -52,7 +50,6 @@ def test_the_score_is_that_of_the_paper_and_of_the_signal_to_noise_ratio(change:
         assert score(len(exact), exact.sum(), deviations) == pytest.approx(found, rel=1e-9)
 
 
-@examples(100)
 @given(CHANGES, st.floats(0.125, 8))
 def test_the_score_has_no_scale(change: np.ndarray, factor: float) -> None:
     one, other = (change_score(torch.from_numpy(change).double() * scale) for scale in (1.0, factor))
@@ -65,7 +62,6 @@ def test_a_change_that_is_the_same_everywhere_has_a_finite_score() -> None:
     assert score(10, 0.0, 0.0) == change_score(torch.zeros(10)) == 1.0
 
 
-@examples(100)
 @given(CHANGES, st.integers(1, 80), st.integers(0, 2**32))
 def test_a_sketch_is_linear(change: np.ndarray, width: int, seed: int) -> None:
     one, other = torch.from_numpy(change), torch.from_numpy(change[::-1].copy())
@@ -75,7 +71,6 @@ def test_a_sketch_is_linear(change: np.ndarray, width: int, seed: int) -> None:
     assert together.shape == (sketch_size(len(change), width),)
 
 
-@examples(100)
 @given(CHANGES, st.integers(0, 2**32))
 def test_a_sketch_that_is_wide_enough_keeps_the_norm(change: np.ndarray, seed: int) -> None:
     found = sketch(torch.from_numpy(change), 60, seed)
@@ -153,7 +148,6 @@ def test_the_two_ways_to_the_score_of_noise_meet() -> None:
     assert near[1] == pytest.approx(far[1], rel=0.02)
 
 
-@examples(20)
 @given(st.integers(0, 2**32))
 def test_blocks_of_noise_are_not_told_apart_and_one_with_a_signal_is(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.model import Layout
@@ -29,9 +29,9 @@ def test_with_blocks_the_norm_above_them_is_personal_too() -> None:
 
 
 def test_more_blocks_than_there_are_and_a_tied_head_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match=r"method\.personal_blocks: must be at most 2"):
+    with refused(ConfigurationError, "out_of_range", at="method.personal_blocks", values=["most 2", "3"]):
         personal_top(LAYOUT, 3, setting="method.personal_blocks")
-    with pytest.raises(ConfigurationError, match="tied"):
+    with refused(ConfigurationError, "no_effect", at="method.head"):
         personal_top(replace(LAYOUT, head=()), 0, setting="method.head")
 
 
@@ -62,7 +62,5 @@ def test_what_holds_nothing_of_the_device_is_neither_sent_nor_kept(
 def test_a_share_that_is_all_blocks_once_rounded_is_refused() -> None:
     assert block_count(0.5, LAYOUT) == 1
     assert block_count(1.0, LAYOUT) == 2
-    with pytest.raises(
-        ConfigurationError, match=r"method\.shared_blocks: 0\.9 of the model's 2 blocks is all"
-    ):
+    with refused(ConfigurationError, "out_of_range", at="method.shared_blocks", values=["0.9", "2 blocks"]):
         block_count(0.9, LAYOUT)

@@ -12,7 +12,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from private_client import PrivateClient, norm_of, private_client
-from support import examples
 
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Plan
@@ -36,7 +35,6 @@ def kept(*overrides: str) -> PrivateClient:
     return private_client(*overrides)
 
 
-@examples(25, deadline=None)
 @given(
     task=st.sampled_from([("task.max_length=64",), TIED]),
     clip=st.sampled_from([1e-3, 1.0, 1e4]),

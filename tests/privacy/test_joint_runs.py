@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from private_client import PRIVATE
-from support import TINY, Finished, RunTiny, assert_same_tensors
+from support import TINY, Finished, RunTiny, assert_same_tensors, refused
 
 from fedstrata.client.releases import Release
 from fedstrata.core.errors import BudgetSpentError, ClientsLostError, ConfigurationError
@@ -24,6 +24,7 @@ from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.messages import NoiseTerms
+from fedstrata.privacy.secure_sum.refusals import TooFewSites, WrongSum
 from fedstrata.privacy.skellam import SkellamMechanism, epsilon_of
 from fedstrata.record.log import read_events
 
@@ -45,11 +46,6 @@ LOCAL = (
 )
 PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federation.rounds=1")
 QUIET = "privacy.sigma=0"
-
-
-@pytest.fixture(autouse=True)
-def _no_report(no_report: None) -> None:
-    """Nothing here looks at one."""
 
 
 def difference(one: Finished, other: Finished) -> torch.Tensor:
@@ -210,29 +206,36 @@ def test_turns_beyond_what_the_noise_allows_are_refused(
 ) -> None:
     required = Release._require_room
     monkeypatch.setattr(Release, "_require_room", lambda own, _: required(own, [own._noise] * 4))
-    with pytest.raises((BudgetSpentError, ClientsLostError), match="allows for 4"):
+    with refused(BudgetSpentError, "budget_spent", values=["4 turns", "for 4"]):
         run_tiny(*JOINT, "federation.min_clients=null")
 
 
 @pytest.mark.parametrize(
-    ("changed", "why"),
+    ("changed", "code", "values"),
     [
-        ({"sigma": 0.5}, r"sigma 0.5 \(here 1\)"),
-        ({"scale": 1.0}, r"scale 1 \(here"),
-        ({"colluders": 0, "clip": 9.0}, r"clip 9 \(here 1\), colluders 0 \(here 1\)"),
-        (None, "was begun without joint noise, and this site's settings are with"),
+        ({"sigma": 0.5}, "not_agreed", ["sigma 0.5 (here 1)"]),
+        ({"scale": 1.0}, "not_agreed", ["scale 1 (here"]),
+        ({"colluders": 0, "clip": 9.0}, "not_agreed", ["clip 9 (here 1), colluders 0 (here 1)"]),
+        (None, "conflict", []),
     ],
 )
 def test_no_site_takes_its_noise_from_the_server(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, changed: dict[str, float] | None, why: str
+    run_tiny: RunTiny,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, float] | None,
+    code: str,
+    values: list[str],
 ) -> None:
     def weaker(privacy: Privacy) -> NoiseTerms | None:
         terms = joint_terms.noise_terms(privacy)
         return terms.model_copy(update=changed) if terms is not None and changed is not None else None
 
     monkeypatch.setattr(secure_mean, "noise_terms", weaker)
-    with pytest.raises(ClientsLostError, match=why):
+    with refused(ClientsLostError, "clients_lost", values=values) as caught:
         run_tiny(*JOINT, "federation.min_clients=null")
+    cause = caught.value.__cause__
+    assert isinstance(cause, WrongSum)
+    assert cause.code == code
 
 
 @pytest.mark.slow
@@ -250,47 +253,69 @@ def test_a_roster_too_small_for_its_colluders_gets_no_sum(
     assert {lost["client"] for lost in run.of("client_failed")} == {"site-6"}
     assert {own["turns"] for own in event["privacy"]["clients"].values()} == {0}
     monkeypatch.setattr(masked_sums, "require_carriers", lambda roster, noise: None)
-    with pytest.raises(ClientsLostError, match=r"site-1: TooFewSites.*allows for 3 colluders"):
+    values = ["site-1: TooFewSites", "3 colluders"]
+    with refused(ClientsLostError, "clients_lost", values=values) as caught:
         run_tiny(*JOINT, *more, "federation.rounds=1", out="deceived")
+    assert isinstance(caught.value.__cause__, TooFewSites)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "why"),
+    ("overrides", "path", "code", "values"),
     [
-        (["privacy.secure_aggregation=false"], "needs secure_aggregation: true"),
-        (["privacy.steps=3"], "steps must be 1 or left out, not 3"),
-        (["privacy.range=2"], "range has no meaning with mechanism 'joint'"),
-        (["privacy.units=null"], "needs units"),
-        (["privacy.mechanism=local", "privacy.steps=1", "privacy.colluders=1"], "colluders has no meaning"),
-        (["training.epochs=3"], "no effect with privacy.mechanism 'joint'"),
-        (["method={name: fedprox}"], "method.mu has no effect on one step"),
-        (["method={name: fedper}"], "would take no step"),
-        (["method={name: fedtlu, update: full}"], "they change nothing"),
-        (["method={name: flora}"], "does not say"),
-        (["method={name: layer_skipping, top: auto}"], "norms"),
-        (["method={name: fedavg, aggregation: median}"], "compares single updates"),
+        (["privacy.secure_aggregation=false"], "privacy", "conflict", ["secure_aggregation: true"]),
+        (["privacy.steps=3"], "privacy", "out_of_range", ["steps", "1", "not 3"]),
+        (["privacy.range=2"], "privacy", "no_effect", ["range", "'joint'"]),
+        (["privacy.units=null"], "privacy", "missing", ["units"]),
+        (
+            ["privacy.mechanism=local", "privacy.steps=1", "privacy.colluders=1"],
+            "privacy",
+            "no_effect",
+            ["colluders"],
+        ),
+        (["training.epochs=3"], "training.epochs", "no_effect", ["privacy.mechanism 'joint'"]),
+        (["method={name: fedprox}"], "privacy.mechanism", "not_private", ["fedprox", "method.mu"]),
+        (["method={name: fedper}"], "privacy.mechanism", "not_private", ["fedper"]),
+        (["method={name: fedtlu, update: full}"], "privacy.mechanism", "not_private", ["fedtlu"]),
+        (["method={name: flora}"], "privacy.mechanism", "not_private", ["flora"]),
+        (
+            ["method={name: layer_skipping, top: auto}"],
+            "privacy.mechanism",
+            "not_private",
+            ["method.top", "norms"],
+        ),
+        (
+            ["method={name: fedavg, aggregation: median}"],
+            "privacy.secure_aggregation",
+            "not_supported",
+            ["median"],
+        ),
     ],
 )
-def test_what_does_not_go_with_joint_noise_is_refused(overrides: list[str], why: str) -> None:
+def test_what_does_not_go_with_joint_noise_is_refused(
+    overrides: list[str], path: str, code: str, values: list[str]
+) -> None:
     checked = check_settings(read_source(None, [*TINY, *JOINT, *overrides]))
-    assert why in " ".join(problem.message for problem in checked.problems)
+    found = [problem.message for problem in checked.problems if (problem.path, problem.code) == (path, code)]
+    assert any(all(value in message for value in values) for message in found), checked.problems
 
 
 @pytest.mark.parametrize(
-    ("overrides", "why"),
+    ("overrides", "path", "code", "values"),
     [
-        (["privacy.colluders=2"], "bears 0 to 1"),
+        (["privacy.colluders=2"], "privacy.colluders", "out_of_range", ["0 to 1"]),
         (
             ["data.synthetic.sites=2", "privacy.units={site-1: 8, site-2: 8}"],
-            "needs 3 to 64 clients a round",
+            "privacy.secure_aggregation",
+            "not_enough_data",
+            ["3 to 64"],
         ),
-        (["privacy.sigma=1000000"], "no room"),
+        (["privacy.sigma=1000000"], "privacy.mechanism", "out_of_range", ["1e+06", "4 sites"]),
     ],
 )
 def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
-    overrides: list[str], why: str
+    overrides: list[str], path: str, code: str, values: list[str]
 ) -> None:
-    with pytest.raises(ConfigurationError, match=why):
+    with refused(ConfigurationError, code, at=path, values=values):
         prepare(read_source(None, [*TINY, *JOINT, *overrides]))
 
 
@@ -304,8 +329,8 @@ def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
         ),
     ],
 )
-def test_methods_that_may(run_tiny: RunTiny, method: str) -> None:
-    run = run_tiny(*JOINT, f"method={method}", "federation.rounds=1")
+def test_methods_that_may(run_once: RunTiny, method: str) -> None:
+    run = run_once(*JOINT, f"method={method}", "federation.rounds=1")
     assert not run.of("round")[0]["abandoned"]
     start = prepare(read_source(None, [*TINY, *JOINT, f"method={method}"])).model.snapshot(run.state.tensors)
     assert all(not torch.equal(start[name], tensor) for name, tensor in run.state.tensors.items())

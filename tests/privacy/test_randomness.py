@@ -43,7 +43,7 @@ for use in (source.normal, source.uniform):
         try:
             use(3)
         except RuntimeError as error:
-            os._exit(7 if "make one in each process" in str(error) else 8)
+            os._exit(7 if "each process" in str(error) else 8)
         os._exit(9)
     if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 7:
         sys.exit("a child drew what its parent draws")

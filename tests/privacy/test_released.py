@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 import torch
 from private_client import JOINT, PRIVATE
-from support import TINY, TINY_SETTINGS, report_nothing
+from support import TINY, TINY_SETTINGS, refused
 
 import fedstrata as fs
 from fedstrata.client.turn import Done, Failed, Order
@@ -136,7 +136,7 @@ def turn(
 def test_tensors_that_no_private_training_has_released_are_refused(
     method: type[FedAvg], privacy: tuple[str, ...], tmp_path: Path
 ) -> None:
-    with pytest.raises(NothingReleasedError, match="own_"):
+    with refused(NothingReleasedError, "nothing_released", values=[method.model_fields["name"].default]):
         turn(tmp_path, method, privacy)
     assert not list(tmp_path.rglob("release-*"))
 
@@ -144,7 +144,7 @@ def test_tensors_that_no_private_training_has_released_are_refused(
 @pytest.mark.claim("differential_privacy#released")
 @pytest.mark.parametrize("what", ["more", "moved", "model", "count"])
 def test_something_else_beside_what_was_released_is_refused(what: str, tmp_path: Path) -> None:
-    with pytest.raises(NotReleasedError, match="something_else") as caught:
+    with refused(NotReleasedError, "not_released", values=["something_else"]) as caught:
         turn(tmp_path, SomethingElse, what=what)
     assert not isinstance(caught.value, NothingReleasedError)
     assert not list(tmp_path.rglob("release-*"))
@@ -204,13 +204,12 @@ def test_every_method_of_ours_answers_for_its_halves() -> None:
 
 
 @pytest.mark.slow
-def test_the_check_of_a_method_finds_both(monkeypatch: pytest.MonkeyPatch) -> None:
-    report_nothing(monkeypatch)
+def test_the_check_of_a_method_finds_both() -> None:
     of: Mapping[str, Any] = {n: v for n, v in TINY_SETTINGS.items() if not n.startswith("data.synthetic")}
     settings = {**of, "task.types": of["data.types"]}
-    with pytest.raises(fs.testing.ContractError, match="leaves open: not_private, not_summed"):
+    with pytest.raises(fs.testing.ContractError, match="not_private, not_summed"):
         fs.testing.check_method(NoAnswer(), settings=settings)
-    with pytest.raises(fs.testing.ContractError, match="sends what was released: method something_else"):
+    with pytest.raises(fs.testing.ContractError, match="something_else"):
         fs.testing.check_method(SomethingElse(what="moved"), settings=settings)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -74,7 +74,6 @@ def test_certain_rates_and_no_units(source: Randomness) -> None:
             poisson(3, rate, source)
 
 
-@settings(max_examples=200, deadline=None)
 @given(counts=st.lists(st.integers(0, 9), max_size=12), limit=st.integers(1, 20), seed=st.integers(0, 99))
 def test_examples_are_drawn_until_the_next_is_too_much(counts: list[int], limit: int, seed: int) -> None:
     drawn = drawn_windows(counts, limit, SeededRandomness(Seed(seed)))

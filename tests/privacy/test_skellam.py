@@ -11,7 +11,7 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
@@ -113,7 +113,6 @@ def test_the_bound_is_the_theorem_worked_by_hand(
     assert found == pytest.approx([bound], rel=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     moved=st.lists(st.integers(-4, 4), min_size=1, max_size=12).filter(any),
     variance=st.floats(0.5, 300),
@@ -128,7 +127,6 @@ def test_the_divergence_of_a_vector_is_bounded_by_its_two_norms(
     assert exact <= float(step_divergence(np.array([order]), math.sqrt(variance), norms)[0])
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     variance=st.floats(1, 300),
     moved=st.integers(1, 8),
@@ -202,7 +200,6 @@ def test_releases_add_up() -> None:
     assert epsilon_of([one, SkellamMechanism(0.0, sensitivity, 0.1, 1)], DELTA) == math.inf
 
 
-@settings(max_examples=25, deadline=None)
 @given(sigma=st.floats(0.6, 20), exponent=st.floats(-16, -6))
 def test_inexact_noise_is_paid_for_out_of_delta(sigma: float, exponent: float) -> None:
     distance, sensitivity = 10**exponent, Sensitivity(50.0, 400.0)
@@ -243,7 +240,7 @@ def test_sigma_is_the_least_thousandth_that_is_enough(rate: float, steps: int) -
         (lambda: epsilon_of([], 1.0), "delta"),
         (lambda: epsilon_of([], 0.1, -1.0), "distance"),
         (lambda: sigma_for(0.0, DELTA, 0.5, 1, Sensitivity(1.0, 1.0)), "epsilon"),
-        (lambda: sigma_for(1.0, DELTA, 0.5, 1, Sensitivity(1.0, 1.0), 0.1), "no noise gives epsilon"),
+        (lambda: sigma_for(1.0, DELTA, 0.5, 1, Sensitivity(1.0, 1.0), 0.1), "no noise"),
     ],
 )
 def test_what_cannot_be_is_refused(call: Callable[[], object], told: str) -> None:

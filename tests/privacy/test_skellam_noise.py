@@ -7,7 +7,7 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import special, stats
@@ -53,7 +53,6 @@ def test_the_reference_is_the_bessel_function() -> None:
             assert abs(known - log_bessel(size, LEAST_VARIANCE)) < 1e-20
 
 
-@settings(max_examples=200, deadline=None)
 @given(exponent=st.floats(24, 56), deviations=st.floats(0, 13))
 def test_probabilities_are_right_to_the_last_bits(exponent: float, deviations: float) -> None:
     noise = SkellamNoise(2.0**exponent)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.record.log import RecordLog, committed_rounds, read_events
@@ -20,7 +21,7 @@ def test_events_are_on_disk_as_they_happen(tmp_path: Path) -> None:
 
 def test_one_process_writes_at_a_time(tmp_path: Path) -> None:
     log = RecordLog(tmp_path / "record.jsonl")
-    with pytest.raises(ConfigurationError, match="another process is at work on the run in"):
+    with refused(ConfigurationError, "in_use", values=[tmp_path]):
         RecordLog(tmp_path / "record.jsonl")
     log.close()
     RecordLog(tmp_path / "record.jsonl").close()

@@ -27,7 +27,7 @@ from fedstrata.record.table import (
     score_column,
     tabulate,
 )
-from fedstrata.record.table_text import csv_text, grid, markdown, notes, write_table
+from fedstrata.record.table_text import OTHER_DATA, csv_text, grid, markdown, notes, write_table
 
 MACHINE = {"cores": 2, "processor": "a processor", "system": "an operating system", "jobs": 1}
 
@@ -192,7 +192,7 @@ def test_a_failed_run_is_named_and_its_row_is_never_the_best() -> None:
     read = {item[""]: item for item in from_markdown(text)}
     assert read["broken (failed: seed 1)"]["f1"] == "99.0 (n=1)"
     assert read["sound"]["f1"].startswith("**55.0")
-    assert "- broken, seed 1 failed: the loss became nan" in text
+    assert "broken, seed 1 failed: " in text
     assert not table["rows"][0]["competes"]
 
 
@@ -208,7 +208,7 @@ def test_rows_on_other_documents_are_marked_and_never_the_best() -> None:
     assert [item["same_data"] for item in table["rows"]] == [True, True, False]
     assert values(table, "first", "f1")["best"]
     assert "other †" in markdown(table)
-    assert any("not the same documents as first" in note for note in notes(table))
+    assert any(note.startswith(OTHER_DATA) and "first" in note for note in notes(table))
     assert values(table_of(*rows, different_data=True), "other", "f1")["best"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, Finished, RunTiny, report_nothing
+from support import TINY, Finished, RunTiny, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -172,15 +172,14 @@ def test_a_tracker_that_fails_is_given_up_with_one_message(
             raise AssertionError
 
     monkeypatch.setattr("fedstrata.record.trackers.TRACKERS", {"tensorboard": Failing})
-    report_nothing(monkeypatch)
     said: list[str] = []
     source = read_source(None, [*TINY, "report_to=[tensorboard]", "federation.rounds=3"])
     run = open_run(
         source, tmp_path / "run", lambda event, facts: said.append(facts.get("message", event)), resume=False
     )
     assert run.execute()["rounds"] == 3
-    messages = [message for message in said if "tensorboard" in message]
-    assert messages == ["nothing more is reported to tensorboard: OSError: disk full"]
+    (message,) = [message for message in said if "tensorboard" in message]
+    assert message.endswith(" tensorboard: OSError: disk full")
 
 
 def test_a_failed_run_ends_its_trackers(tmp_path: Path) -> None:
@@ -201,13 +200,15 @@ def test_a_failed_run_ends_its_trackers(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_a_problem_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.record.trackers.find_spec", lambda name: None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'fedstrata\[wandb,mlflow\]'"):
+    with refused(
+        ConfigurationError, "not_installed", at="report_to", values=["pip install 'fedstrata[wandb,mlflow]'"]
+    ):
         require_trackers(["wandb", "mlflow", "wandb"])
     require_trackers([])
 
 
 def test_an_unknown_tracker_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"report_to.*'tensorboard'.*'comet'"):
+    with refused(ConfigurationError, "unknown_name", at="report_to.0", values=["'tensorboard'", "'comet'"]):
         open_run(read_source(None, ["report_to=[comet]"]), tmp_path / "run", lambda *_: None, resume=False)
 
 

@@ -50,7 +50,7 @@ def test_it_goes_on(call: Call, tmp_path: Path, run: str) -> None:
     before = json.loads((tmp_path / run / "summary.json").read_text())
     done = call("run", "--resume", "--out", run, "federation.rounds=3")
     assert done.status == 0, done.err
-    assert "going on after round 2" in done.out
+    assert "after round 2" in done.out
     after = json.loads((tmp_path / run / "summary.json").read_text())
     assert (before["rounds"], after["rounds"]) == (2, 3)
     assert after["communication"]["bytes_up"] == pytest.approx(

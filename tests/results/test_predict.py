@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from support import RunTiny
+from support import RunTiny, problems_of, refused
 from transformers import pipeline
 
 from fedstrata.core.documents import Document, Span
@@ -37,7 +37,6 @@ TEXTS = st.one_of(
     st.text(max_size=40),
     st.lists(st.sampled_from(["chest ", "pain,", "\r\n", "5mg", " ", "\n"]), max_size=150).map("".join),
 )
-FEW = settings(max_examples=60)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +65,6 @@ def predicted(result: Result, content: bytes, output: str) -> Iterator[Path]:
         yield Path(folder) / "out"
 
 
-@FEW
 @given(TEXTS, st.booleans())
 @example("", False)
 @example(" \r\n", True)
@@ -85,7 +83,6 @@ def test_brat_gives_back_the_bytes_of_the_text_and_the_mentions(
         assert list(document.spans) == found(result, seen)
 
 
-@FEW
 @given(TEXTS)
 @example("")
 def test_json_lines_give_back_the_text_and_the_mentions(result: Result, text: str) -> None:
@@ -101,7 +98,6 @@ def solid(text: str) -> str:
 
 
 @pytest.mark.slow  # mentions in texts that are i2b2 before are fast
-@FEW
 @given(TEXTS)
 @example("chest\r\npain, 5mg\n")
 def test_i2b2_gives_back_the_mentions_word_for_word(result: Result, text: str) -> None:
@@ -114,7 +110,6 @@ def test_i2b2_gives_back_the_mentions_word_for_word(result: Result, text: str) -
         assert spans == {(label, words) for label, words in expected if words}
 
 
-@FEW
 @given(TEXTS)
 @example("No chest pain ,\n5mg aspirin (daily).")
 def test_i2b2_texts_keep_their_tokens_and_mentions_are_widened_to_them(result: Result, text: str) -> None:
@@ -258,27 +253,28 @@ def test_every_bad_file_is_told_before_anything_is_written(result: Result, tmp_p
     with pytest.raises(ConfigurationError) as caught:
         predict(result, tmp_path / "in", tmp_path / "out")
     messages = [problem.message for problem in caught.value.problems]
-    assert len(messages) == 3
+    codes = ("not_utf8", "duplicate", "not_utf8")
+    assert problems_of(caught.value) == [("INPUT", code) for code in codes]
     assert "a/bad.txt" in messages[0]
-    assert "byte 2 is not UTF-8" in messages[0]
+    assert "byte 2" in messages[0]
     assert "'a/good'" in messages[1]
     assert "b/bad.txt" in messages[2]
     assert not (tmp_path / "out").exists()
 
 
 def test_an_input_that_is_not_there_or_holds_nothing(result: Result, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file or folder"):
+    with refused(DataError, "not_found", at="absent"):
         predict(result, tmp_path / "absent", tmp_path / "out")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="holds no texts"):
+    with refused(DataError, "not_enough_data", at="empty"):
         predict(result, tmp_path / "empty", tmp_path / "out")
-    with pytest.raises(ConfigurationError, match=r"--input-format: must be one of text, i2b2, .* not 'word'"):
+    with refused(ConfigurationError, "unknown_name", at="--input-format", values=["text, i2b2", "'word'"]):
         predict(result, tmp_path / "empty", tmp_path / "out", form="word")
 
 
 def test_a_folder_in_use_is_left_alone(result: Result, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("chest pain")
-    with pytest.raises(ConfigurationError, match="not an empty folder"):
+    with refused(ConfigurationError, "exists"):
         predict(result, tmp_path / "note.txt", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["note.txt"]
 
@@ -304,10 +300,10 @@ def test_what_stops_half_way_leaves_whole_files_only(
 def test_formats_that_cannot_spell_a_type_are_refused_before_anything(result: Result) -> None:
     assert isinstance(result.task, NamedEntityRecognition)
     alike = result.task.of_types(["lab value", "lab_value"])
-    with pytest.raises(ConfigurationError, match=r"--format: .*'lab_value'"):
+    with refused(ConfigurationError, "duplicate", at="--format", values=["'lab_value'"]):
         check_output(alike, "brat")
     assert check_output(alike, "jsonl") == "jsonl"
-    with pytest.raises(ConfigurationError, match=r"--format: .*quotation mark"):
+    with refused(ConfigurationError, "wrong_form", at="--format", values=["called"]):
         check_output(result.task.of_types(['so "called"']), "i2b2")
     assert check_output(alike, None) == "brat"
 

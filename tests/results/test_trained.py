@@ -81,8 +81,8 @@ def test_predict_warns_of_documents_that_were_trained_on(
         write(own, tmp_path / name, "jsonl")
         arguments = (tmp_path / name, "--input-format", "jsonl", "--format", "jsonl")
         shown = called("predict", run, *arguments, "--out", tmp_path / f"{name}-found")
-        assert ("warning: this run was trained on" in shown) == bool(count)
-        assert f"trained on {count} of these {len(own)} documents" in shown or not count
+        assert ("warning:" in shown) == bool(count)
+        assert f" {count} of these {len(own)} " in shown or not count
         assert not any(note.text[:30] in shown for note in own)
 
 
@@ -91,7 +91,7 @@ def test_score_warns_where_it_knows_the_run(run: Path, notes: list[fs.Document],
     gold = (tmp_path / "gold", tmp_path / "gold")
     trained = len(ids(run, "train"))
     shown = called("score", *gold, "--as", run, "--json", tmp_path / "scores.json")
-    assert f"trained on {trained} of these {len(notes)} documents" in shown
+    assert f" {trained} of these {len(notes)} " in shown
     assert json.loads((tmp_path / "scores.json").read_text())["trained_on"] == trained
     shown = called("score", *gold, "--as", run, "--part", "test", "--json", tmp_path / "test.json")
     assert "warning" not in shown
@@ -114,7 +114,7 @@ def test_python_warns_as_the_commands_do(run: Path, notes: list[fs.Document], tm
             ask()
         (own,) = warned.list
         assert own.filename == __file__, name
-        assert f"trained on {len(ids(run, 'train'))} of these {len(notes)} documents" in str(own.message)
+        assert f" {len(ids(run, 'train'))} of these {len(notes)} " in str(own.message)
     with warnings.catch_warnings():
         warnings.simplefilter("error", fs.TrainedOnWarning)
         result.predict([note.text for note in new(notes)])
@@ -131,7 +131,7 @@ def test_a_model_of_one_clients_own_was_trained_on_its_documents_alone(
         for own in (True, False)
     )
     result = fs.load(alone, client="site-1")
-    with pytest.warns(fs.TrainedOnWarning, match=f"{len(there)} of these {len(there)} documents"):
+    with pytest.warns(fs.TrainedOnWarning, match=f" {len(there)} of these {len(there)} "):
         result.annotate(there)
     with warnings.catch_warnings():
         warnings.simplefilter("error", fs.TrainedOnWarning)

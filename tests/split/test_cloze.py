@@ -70,9 +70,9 @@ def test_keys_and_values_that_the_server_cannot_have_are_refused(tiny_model: Tin
     with both.ends.connected(Sessions(both.middle, 10**9)), torch.no_grad():
         cache = both.ends.module(input_ids=ids, use_cache=True).past_key_values
         cache.batch_select_indices(torch.tensor([1, 1]))
-        with pytest.raises(ValueError, match="each row once"):
+        with pytest.raises(ValueError, match="row"):
             both.ends.module(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)
         cache = both.ends.module(input_ids=ids, use_cache=True).past_key_values
         cache.crop(-1)
-        with pytest.raises(ValueError, match="goes on from the last tokens"):
+        with pytest.raises(ValueError, match="goes on"):
             both.ends.module(input_ids=ids[:, :1], past_key_values=cache, use_cache=True)

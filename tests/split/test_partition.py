@@ -14,6 +14,7 @@ import pytest
 import torch
 from divided import Tiny, deeper
 from safetensors.torch import load_file, save_file
+from support import refused
 from tiny_models import LABELS, VARIANTS
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -72,17 +73,19 @@ def test_every_block_is_on_one_side(tiny_model: Tiny, variant: tuple[str, str]) 
 
 
 @pytest.mark.parametrize(
-    ("front", "back", "said"),
+    ("front", "back", "at", "code", "values"),
     [
-        (-1, 0, "method.front: must be at least 0, not -1"),
-        (0, -2, "method.back: must be at least 0, not -2"),
-        (2, 1, "2 blocks in front and 1 at the back leave none of the model's 3 for the server"),
-        (4, 0, "both together may be at most 2"),
+        (-1, 0, "method.front", "out_of_range", ["-1"]),
+        (0, -2, "method.back", "out_of_range", ["-2"]),
+        (2, 1, "method.front", "conflict", ["2 ", "1 ", "3 "]),
+        (4, 0, "method.front", "conflict", ["4 ", "0 ", " 2"]),
     ],
 )
-def test_a_cut_that_does_not_fit_is_refused(tiny_model: Tiny, front: int, back: int, said: str) -> None:
+def test_a_cut_that_does_not_fit_is_refused(
+    tiny_model: Tiny, front: int, back: int, at: str, code: str, values: list[str]
+) -> None:
     model = tiny_model("llama", config=deeper("llama"))
-    with pytest.raises(ConfigurationError, match=said):
+    with refused(ConfigurationError, code, at=at, values=values):
         divide(model, Cut(front, back))
 
 
@@ -92,8 +95,8 @@ def test_a_client_that_needs_blocks_elsewhere_is_told_which_end(
 ) -> None:
     model = tiny_model("llama", config=deeper("llama"))
     server = Middle(divide(model, Cut(1, 1))[1], Cut(1, 1))
-    told = rf"method\.cuts\.a\.{end}: a client cut at {front} and {back}"
-    with pytest.raises(ConfigurationError, match=told):
+    path, cut = f"method.cuts.a.{end}", f" {front} and {back} "
+    with refused(ConfigurationError, "out_of_range", at=path, values=[cut]):
         server.run(torch.zeros(1, 4, 32), Rows(4, (0,)), Cut(front, back, "method.cuts.a"))
 
 

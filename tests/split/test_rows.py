@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 
 from fedstrata.core.errors import FrameError
 from fedstrata.split.rows import Rows
@@ -60,12 +61,12 @@ def test_without_a_mask_nothing_is_padding() -> None:
 
 @pytest.mark.parametrize("mask", [[[1, 0, 1]], [[1, 1, 0], [0, 1, 1]], [[0, 1, 0]]])
 def test_a_mask_that_lengths_cannot_say_is_refused(mask: list[list[int]]) -> None:
-    with pytest.raises(ValueError, match="padded on the right, or all on the left"):
+    with pytest.raises(ValueError, match="padded"):
         Rows.of(torch.tensor(mask), len(mask), 3)
 
 
 def test_a_mask_of_another_shape_is_refused() -> None:
-    with pytest.raises(ValueError, match="a mask of shape"):
+    with pytest.raises(ValueError, match=r"\(2, 3\)"):
         Rows.of(torch.ones(2, 3), 2, 4)
 
 
@@ -73,5 +74,5 @@ def test_a_mask_of_another_shape_is_refused() -> None:
     "change", [{"length": None}, {"padding": [4]}, {"padding": [-1]}, {"padding": 0}, {"side": "up"}]
 )
 def test_what_are_no_lengths_is_refused(change: dict[str, object]) -> None:
-    with pytest.raises(FrameError, match="are no lengths of rows"):
+    with refused(FrameError, "invalid"):
         Rows.from_json({"length": 3, "padding": [0, 1], "side": "left", **change})

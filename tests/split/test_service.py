@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from divided import Tiny, deeper
+from support import refused
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -119,7 +120,7 @@ def test_a_step_that_is_not_finite_costs_the_next_client_nothing(replica: Replic
     for service in (lossy, plain):
         service._replica.middle.model.load({name: 100.0 * own for name, own in service.tensors.items()})
     said(lossy.hear("a", states(1)))
-    with pytest.raises(TrainingError, match="the norm of the server's gradient became inf"):
+    with refused(TrainingError, "not_finite", values=["inf"]):
         said(lossy.hear("a", gradient(tensor=drawn(2, 5e17), terms=1)))
     for service in (lossy, plain):
         said(service.leave("a", lost=True))
@@ -157,32 +158,30 @@ def test_those_who_wait_for_an_average_get_one_without_the_lost(replica: Replica
 
 SHORT = Rows(8, (0, 0)).to_json()
 LEFT = Rows(9, (4, 0), "left").to_json()
-UNFIT: dict[str, tuple[Message, str]] = {
-    "another cut": (states(cut=[-1, 0]), r"cut at Cut\(front=-1, back=0\), not Cut\(front=1, back=1\)"),
-    "rows of another length": (states(rows=SHORT), r"shape \(2, 9, 32\) came with 2 rows of 8"),
-    "fewer rows": (states(rows=Rows(9, (0,)).to_json()), "came with 1 rows of 9"),
-    "no rows": (states(rows=None), "without the lengths"),
-    "padding on the left": (states(rows=LEFT), "padded on the left"),
-    "a gradient before states": (gradient(), "batch 0 came, which does not wait for one"),
-    "no batch": (states(batch="x"), "batch=str"),
-    "states that overflow in B": (
-        states(tensor=drawn(1, 1e16)),
-        "a states message .* too large: their norm is",
+UNFIT: dict[str, tuple[Message, str, list[str]]] = {
+    "another cut": (
+        states(cut=[-1, 0]),
+        "not_agreed",
+        ["Cut(front=-1, back=0)", "Cut(front=1, back=1)"],
     ),
-    "ends": (Message({}, {"kind": ENDS}), "where the method does not average them"),
-    "no flag": (states(wants_gradient=[]), "neither true nor false"),
+    "rows of another length": (states(rows=SHORT), "wrong_shape", ["(2, 9, 32)", "2 rows of 8"]),
+    "fewer rows": (states(rows=Rows(9, (0,)).to_json()), "wrong_shape", ["(2, 9, 32)", "1 rows of 9"]),
+    "no rows": (states(rows=None), "missing", ["rows"]),
+    "padding on the left": (states(rows=LEFT), "wrong_padding", []),
+    "a gradient before states": (gradient(), "out_of_order", ["gradient", "batch 0"]),
+    "no batch": (states(batch="x"), "invalid", ["batch=str"]),
+    "states that overflow in B": (states(tensor=drawn(1, 1e16)), "not_finite", ["states"]),
+    "ends": (Message({}, {"kind": ENDS}), "out_of_order", ["ends"]),
+    "no flag": (states(wants_gradient=[]), "invalid", ["wants_gradient=[]"]),
 }
-UNFIT_GRADIENTS: dict[str, tuple[Message, str]] = {
-    "other rows": (gradient(tensor=drawn(1)[:1]), r"gradient of shape \(2, 9, 32\), not \(1, 9, 32\)"),
-    "another batch": (gradient(batch=1), "batch 1 came, which does not wait"),
-    "too many terms": (gradient(terms=10**400), "terms=10000*, which is no number from 0 to"),
-    "terms that are no number": (gradient(terms=float("nan")), "terms=nan, which is no number from 0 to"),
-    "states again": (states(batch=1), "while 0 are under way; method.in_flight allows 1"),
-    "a norm beyond all numbers": (gradient(tensor=drawn(1, 1e37)), "a gradient message .* norm is inf"),
-    "a gradient that overflows in B": (
-        gradient(tensor=drawn(1, 1e16)),
-        "too large: their norm is .* try a lower",
-    ),
+UNFIT_GRADIENTS: dict[str, tuple[Message, str, list[str]]] = {
+    "other rows": (gradient(tensor=drawn(1)[:1]), "wrong_shape", ["batch 0", "(2, 9, 32)", "(1, 9, 32)"]),
+    "another batch": (gradient(batch=1), "out_of_order", ["gradient", "batch 1"]),
+    "too many terms": (gradient(terms=10**400), "invalid", ["terms=10000"]),
+    "terms that are no number": (gradient(terms=float("nan")), "invalid", ["terms=nan"]),
+    "states again": (states(batch=1), "out_of_order", ["states", "batch 1", " 0 ", "method.in_flight"]),
+    "a norm beyond all numbers": (gradient(tensor=drawn(1, 1e37)), "not_finite", ["gradient", " inf"]),
+    "a gradient that overflows in B": (gradient(tensor=drawn(1, 1e16)), "not_finite", ["gradient", "e+"]),
 }
 
 
@@ -197,7 +196,7 @@ def test_a_message_that_does_not_fit_is_its_sender_s(replica: ReplicaOf, what: s
                 answers = said(service.hear(client, states(number)))
             assert answers.keys() == set(CLIENTS)
         if service is lossy:
-            with pytest.raises(FrameError, match=own[1]):
+            with refused(FrameError, own[1], values=own[2]):
                 said(service.hear("a", own[0]))
         said(service.leave("a", lost=True))
         if what in UNFIT:
@@ -222,7 +221,7 @@ def test_states_that_b_cannot_bear_are_their_sender_s(replica: ReplicaOf) -> Non
         for number, client in enumerate("bc"):
             answers = said(service.hear(client, states(number)))
         if service is lossy:
-            with pytest.raises(FrameError, match="not finite"):
+            with refused(FrameError, "not_finite"):
                 unpack(answers["a"], "float32")
             said(service.leave("a", lost=True))
         for number, client in enumerate("bc"):
@@ -240,7 +239,7 @@ def test_a_turn_has_no_more_steps_than_its_client_has_examples_for(
         for batch in range(batches):
             said(service.hear("a", states(batch=batch)))
             said(service.hear("a", gradient(batch=batch, last=batch == batches - 1)))
-    with pytest.raises(FrameError, match=f"are {steps} steps of at most {batches} batches"):
+    with refused(FrameError, "out_of_range", values=[f" {steps} steps", f" {batches} batches"]):
         list(service.hear("a", states()))
 
 
@@ -249,7 +248,7 @@ def test_a_step_that_is_never_called_complete_has_an_end(replica: ReplicaOf) -> 
     for batch in range(2):
         said(service.hear("a", states(batch=batch)))
         said(service.hear("a", gradient(batch=batch, last=False)))
-    with pytest.raises(FrameError, match="states came behind 2 batches of step 1"):
+    with refused(FrameError, "out_of_range", values=[" 2 batches", "step 1"]):
         list(service.hear("a", states(batch=2)))
 
 
@@ -267,7 +266,7 @@ def test_no_more_waits_for_a_client_than_may_be_under_way(replica: ReplicaOf) ->
     service = Sequential(replica(), courses(2), by_step=True)
     for batch in range(2):
         assert not said(service.hear("b", states(batch, batch=batch)))  # it is the turn of `a`
-    with pytest.raises(FrameError, match=r"while 0, 1 are under way; method\.in_flight allows 2"):
+    with refused(FrameError, "out_of_order", values=[" 0, 1 ", "method.in_flight", " 2 "]):
         said(service.hear("b", states(2, batch=2)))
 
 
@@ -278,10 +277,10 @@ def test_ends_are_averaged_when_the_method_averages_them(replica: ReplicaOf) -> 
             for client in CLIENTS:
                 answers = said(service.hear(client, message))
         assert answers.keys() == set(CLIENTS)
-    with pytest.raises(FrameError, match="where the clients' ends are to be averaged"):
+    with refused(FrameError, "out_of_order", values=["states", "ends"]):
         said(service.hear("a", states(5)))
     broken = Message({"head": torch.tensor([float("inf")])}, {"kind": ENDS})
-    with pytest.raises(FrameError, match="head holds numbers that are not finite or beyond"):
+    with refused(FrameError, "not_finite", values=["head"]):
         said(service.hear("a", broken))
     said(service.leave("a", lost=True))
     for client, value in (("b", 1.0), ("c", 2.0)):
@@ -293,7 +292,7 @@ def test_a_gradient_of_a_batch_that_is_no_longer_held_is_not_passed_over(replica
     server, rows = replica(), Rows(9, (4, 0))
     server.forward("one", drawn(0), rows, batch=0, wants_gradient=True)
     server.discard()
-    with pytest.raises(StepLostError, match="step 'one' is not waiting"):
+    with refused(StepLostError, "step_lost", values=["'one'"]):
         server.middle.backward("one", drawn(2))
     server.names, server._parameters = (), ()
     server.middle.model.train_only(())

@@ -24,12 +24,13 @@ from divided import (
     whole_step,
     with_lora,
 )
+from support import refused
 from tiny_models import CONFIGURATIONS, VARIANTS
 
 from fedstrata.adapters.attach import attach
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, FrameError, StepLostError
+from fedstrata.core.errors import ConfigurationError, FedstrataError, FrameError, StepLostError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import PrefixSettings
 from fedstrata.core.settings.model import ModelSettings
@@ -230,12 +231,12 @@ def test_a_step_that_gets_no_gradient_leaves_nothing(tiny_model: Tiny) -> None:
     middle.drop("b")
     assert middle.waiting == ("c",)
     for lost in ("b", "never"):
-        with pytest.raises(StepLostError, match=f"step '{lost}' is not waiting"):
+        with refused(StepLostError, "step_lost", values=[f"'{lost}'"]):
             middle.backward(lost, states)
-    with pytest.raises(FrameError, match=r"of shape \(4, 12, 32\), not \(4, 3, 32\)"):
+    with refused(FrameError, "wrong_shape", values=["(4, 12, 32)", "(4, 3, 32)"]):
         middle.backward("c", states[:, :3])
     assert middle.backward("c", states) is not None  # what did not fit cost nothing
-    with pytest.raises(StepLostError):
+    with refused(StepLostError, "step_lost", values=["'c'"]):
         middle.backward("c", states)
 
 
@@ -248,7 +249,7 @@ def test_a_gradient_for_weights_that_have_changed_is_refused(tiny_model: Tiny) -
     middle.backward("one", states)
     parameters = middle.model.parameters(middle.model.trainable)
     torch.optim.SGD(parameters, lr=0.1).step()
-    with pytest.raises(StepLostError, match="weights have changed since step 'other' began"):
+    with refused(StepLostError, "stale", values=["'other'"]):
         middle.backward("other", states)
     assert not middle.waiting
 
@@ -270,7 +271,7 @@ def test_what_does_not_learn_asks_for_no_gradient(tiny_model: Tiny) -> None:
     server.train_only(())
     both.step(batch)
     assert_same_gradients(both.gradients, {name: expected[name] for name in top})
-    with pytest.raises(Exception, match="nothing of A waits for a gradient"):
+    with refused(FedstrataError, "out_of_order"):
         front.backward(front.states)
 
 
@@ -374,7 +375,7 @@ def test_a_client_may_be_cut_higher_than_the_server(tiny_model: Tiny) -> None:
     assert_same_gradients(gradients_of(client.module), {name: expected[name] for name in client.layout.all})
     moved = {name for name, gradient in gradients_of(server.module).items() if gradient.any()}
     assert moved == set(server.layout.blocks[2])
-    with pytest.raises(ConfigurationError, match="a client cut at 0 and 1 needs blocks that this server"):
+    with refused(ConfigurationError, "out_of_range", at="method.front", values=[" 0 and 1 "]):
         middle.forward("step", front.states, front.rows, cut=Cut(0, 1))
 
 
@@ -384,18 +385,18 @@ def test_states_of_another_shape_are_refused(tiny_model: Tiny) -> None:
     call = lambda: TASK.loss(ends.module, batch)  # noqa: E731
     front = ends.front(call)
     for wrong in (front.states[1:], front.states[:, 1:], front.states[..., 1:], front.states.long()):
-        with pytest.raises(FrameError, match="came, not"):
+        with refused(FrameError, "wrong_shape", values=[tuple(wrong.shape), wrong.dtype]):
             middle.forward("step", wrong, front.rows)
-    with pytest.raises(FrameError, match="came back for"):
+    with refused(FrameError, "wrong_shape", values=[tuple(front.states.shape)]):
         ends.back(front, front.states[:, 1:], call)
-    with pytest.raises(FrameError, match="a gradient of shape"):
+    with refused(FrameError, "wrong_shape", values=["gradient", tuple(front.states[1:].shape)]):
         front.backward(front.states[1:])
     assert not middle.waiting
 
 
 def test_a_prefix_adapter_is_refused(tiny_model: Tiny) -> None:
     client, _ = divide(tiny_model("llama", "causal-lm", config=deeper("llama")), Cut(1, 1))
-    with pytest.raises(ConfigurationError, match="prefix cannot be divided"):
+    with refused(ConfigurationError, "not_divisible", at="adapter.kind", values=["prefix"]):
         attach(client, PrefixSettings(tokens=2), kind="causal-lm", seed=Seed(0))
 
 
@@ -407,5 +408,5 @@ def test_an_architecture_that_computes_with_something_else_is_refused(
     monkeypatch.setattr(blocks, "FAMILIES", known)
     for family in ("mpnet", "deberta-v2"):
         _, server = divide(tiny_model(family, config=deeper(family)), Cut(1, 1))
-        with pytest.raises(ConfigurationError, match=f"a {family} cannot be divided"):
+        with refused(ConfigurationError, "not_divisible", at="model.name", values=[family]):
             Middle(server, Cut(1, 1)).run(torch.ones(2, 5, 32), Rows(5, (0, 2)))

@@ -126,23 +126,36 @@ def examples() -> list[Any]:
     return TASK.encode(documents(2), tokenizer())[:14] + TASK.encode(documents(0), tokenizer())
 
 
+@pytest.fixture(scope="module")
+def expected(examples: list[Any]) -> list[tuple[str, tuple[Span, ...]]]:
+    """The text of each example, and what the slow decoder finds in it."""
+    prompts = [tokenizer().decode(each.input_ids[: each.prompt]) for each in examples]
+    texts = [
+        prompt.partition("Mentions: ")[2].rpartition("\nMarked:")[0].replace("&lt;", "<")
+        for prompt in prompts
+    ]
+    return [
+        (text, slow(module(), text, each.input_ids[: each.prompt]))
+        for text, each in zip(texts, examples, strict=True)
+    ]
+
+
 @pytest.mark.parametrize("rows", [1, 3, 32])
-def test_batches_find_what_a_slow_decoder_of_one_sentence_finds(examples: list[Any], rows: int) -> None:
-    texts = [tokenizer().decode(each.input_ids[: each.prompt]) for each in examples]
+def test_batches_find_what_a_slow_decoder_of_one_sentence_finds(
+    examples: list[Any], expected: list[tuple[str, tuple[Span, ...]]], rows: int
+) -> None:
     found = []
     for first in range(0, len(examples), rows):
         found += copy_marked(module(), batch_of(examples[first : first + rows]))
     tagged = 0
-    for example, answer, prompt in zip(examples, found, texts, strict=True):
-        text = prompt.partition("Mentions: ")[2].rpartition("\nMarked:")[0].replace("&lt;", "<")
-        expected = slow(module(), text, example.input_ids[: example.prompt])
+    for example, answer, (text, slowly_found) in zip(examples, found, expected, strict=True):
         written, finished = answer_text(example, answer)
         spans, faults = read(text, written, TYPES)
         assert finished
         assert not faults.total()
         assert written == mark(text, spans)
         if escape(text) == text:
-            assert spans == tuple(sorted(expected))
+            assert spans == tuple(sorted(slowly_found))
         tagged += len(spans)
     assert tagged > 20
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 from torch.nn import functional as F
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OpenAIGPTConfig
 from transformers import OpenAIGPTLMHeadModel as Gpt
@@ -201,7 +202,7 @@ def test_a_tokenizer_without_an_end_is_refused() -> None:
     class Endless(Numbers):
         eos_token_id = None
 
-    with pytest.raises(ConfigurationError, match=r"model\.tokenizer.*end-of-sequence"):
+    with refused(ConfigurationError, "lacks_tokens", at="model.tokenizer"):
         LanguageModelling().encode(DOCUMENTS, Endless())
 
 

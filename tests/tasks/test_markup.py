@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.core.documents import Span
 from fedstrata.tasks.instruction.markup import (
@@ -39,7 +38,6 @@ def annotated(draw: st.DrawFn) -> tuple[str, list[Span]]:
 
 
 @given(annotated())
-@examples(300)
 def test_what_is_written_is_read_back(case: tuple[str, list[Span]]) -> None:
     text, spans = case
     found, faults = read(text, mark(text, spans), TYPES)
@@ -160,7 +158,6 @@ def test_a_long_sentence_is_read_whatever_is_changed_in_it() -> None:
 
 @given(st.text("ab ", max_size=5), st.text("ab ", max_size=5))
 @example("ab", "aab")
-@examples(300)
 def test_a_match_is_in_all_cheapest_alignments(one: str, other: str) -> None:
     found = unique_matches(_codes(one), _codes(other))
     assert found.tolist() == _naive(one, other)
@@ -174,7 +171,6 @@ def test_anything_can_be_read(case: tuple[str, list[Span]], marked: str) -> None
 
 
 @given(annotated(), st.data())
-@examples(200)
 def test_a_change_elsewhere_moves_no_mention(case: tuple[str, list[Span]], data: st.DataObject) -> None:
     """A mention that is found in a changed text is where the one was that was written."""
     text, spans = case

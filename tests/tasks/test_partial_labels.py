@@ -142,7 +142,9 @@ def test_a_document_that_has_its_one_label_has_no_other_whatever_somebody_looked
     assert [*map(task.scorable, [*known, open_])] == [*[True] * 5, False]
     tally = task.counted(known, [wrongly] * 5)
     assert (tally["predicted/c"], tally["correct/c"]) == (5, 0)
-    assert task.degenerate(tally, 5) == "all 5 documents were answered 'c'"
+    told = task.degenerate(tally, 5)
+    assert "5 documents" in told
+    assert "'c'" in told
 
 
 def test_relations_of_other_types_are_neither_right_nor_wrong() -> None:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.core.documents import Span
 from fedstrata.metrics import labels, lm, spans, text
@@ -64,7 +63,6 @@ def likelihoods(draw: st.DrawFn) -> Scored:
 
 @pytest.mark.parametrize("kind", [mentions, classes, texts, likelihoods])
 @given(data=st.data())
-@examples(40)
 def test_they_add_up(kind: Callable[[Any], Scored], data: st.DataObject) -> None:
     tally, scores, rows = kind(data.draw)
     cut = data.draw(st.integers(1, len(rows) - 1))

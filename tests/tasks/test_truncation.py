@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.surveyed import Truncation
@@ -33,7 +32,6 @@ def size(text: str, tokenizer: Any) -> int:
 
 
 @pytest.mark.parametrize("which", ["byte_level", "word_piece"])
-@examples(20, deadline=None)
 @given(windows=st.integers(1, 6), stride=st.integers(0, 10), lengths=st.lists(st.integers(0, 30), max_size=5))
 def test_windows_that_are_not_read(
     which: str, windows: int, stride: int, lengths: list[int], request: pytest.FixtureRequest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY
+from support import TINY, refused
 
 from fedstrata.core.errors import ConfigurationError, RefusedError
 from fedstrata.core.settings.source import read_source
@@ -72,9 +72,9 @@ def test_a_server_without_documents_agrees_on_what_was_set_and_not_on_what_clien
     remote = RemoteClient(prepare_client(source, "site-1"), "site-1", tmp_path, lambda event, facts: None)
     assert agree("site-1", {**remote.greeting, "facts": dict(remote.agreement.facts)})
     other = {**remote.agreement.facts, "task.mentions": ["problem"]}
-    with pytest.raises(RefusedError, match=r"task\.mentions: 'drug' at the server alone$"):
+    with refused(RefusedError, "conflict", values=["task.mentions: 'drug' at the server"]):
         agree("site-1", {**remote.greeting, "facts": other})
-    with pytest.raises(ConfigurationError, match=r"task\.mentions: must be named, not 'auto'"):
+    with refused(ConfigurationError, "missing", at="task.mentions", values=["'auto'"]):
         prepare_server(read_source(None, [*given, EXTRACT % "auto"]), CLIENTS)
 
 
@@ -85,15 +85,13 @@ def test_a_client_with_false_weights_that_comes_first_has_nobody_else_refused(
     """Of a weight that the server does not keep: it reads the model of its configuration."""
     agree = agreements()
     own = greetings["site-1"]["weights"][EMBEDDING]
-    told = f"hash of {EMBEDDING} is 0123 at client 'site-1', {own} at the server"
-    with pytest.raises(RefusedError, match=told):
+    told = [f"{EMBEDDING} is 0123 at client 'site-1'", f"{own} at the server"]
+    with refused(RefusedError, "other_weights", values=told):
         agree("site-1", changed(greetings["site-1"], "weights", EMBEDDING, "0123"))
     agree("site-2", greetings["site-2"])
     agree("site-1", greetings["site-1"])  # comes again with the right ones
     more = changed(greetings["site-1"], "weights", "elsewhere", "0123")
-    with pytest.raises(
-        RefusedError, match="client 'site-1' says a hash of elsewhere, which its side has not"
-    ):
+    with refused(RefusedError, "unknown_name", values=["'site-1'", "elsewhere"]):
         agree("site-1", more)
 
 
@@ -108,18 +106,18 @@ def test_the_weights_of_a_saved_model_are_read_in_parts(saved: Callable[..., Pat
         own = {**remote.greeting, "facts": dict(remote.agreement.facts)}
         agree(client, own)
         name = next(name for name in own["weights"] if "embed" in name)
-        with pytest.raises(
-            RefusedError, match=f"hash of {name} is 0123 at client '{client}', .* at the server"
-        ):
+        values = [f"{name} is 0123 at client '{client}'", "at the server"]
+        with refused(RefusedError, "other_weights", values=values):
             agree(client, changed(own, "weights", name, "0123"))
 
 
 def test_a_client_with_other_weights_than_the_server_or_the_beginning_is_refused(
     agreements: Callable[..., Agreements], greetings: Greetings
 ) -> None:
-    with pytest.raises(RefusedError, match=f"hash of {LOWEST} is 0123 at client 'site-1', .* at the server"):
+    told = [f"{LOWEST} is 0123 at client 'site-1'", "at the server"]
+    with refused(RefusedError, "other_weights", values=told):
         agreements()("site-1", changed(greetings["site-1"], "weights", LOWEST, "0123"))
-    with pytest.raises(RefusedError, match=rf"hash of {EMBEDDING} is .*, 0123 at the beginning of the run"):
+    with refused(RefusedError, "other_weights", values=[EMBEDDING, "0123 at the beginning"]):
         agreements(known={EMBEDDING: "0123"})("site-1", greetings["site-1"])
 
 
@@ -133,9 +131,7 @@ def test_a_client_that_does_not_say_its_weights_is_refused(
         ({}, len(own["weights"])),
         (dict.fromkeys(own["weights"]), len(own["weights"])),
     ):
-        with pytest.raises(
-            RefusedError, match=f"{missing} hashes are not there, that of {EMBEDDING} for one"
-        ):
+        with refused(RefusedError, "missing", values=[f"{missing} hashes", EMBEDDING]):
             agree("site-1", {**own, "weights": weights})
 
 
@@ -143,23 +139,25 @@ def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
     agreements: Callable[..., Agreements], greetings: Greetings
 ) -> None:
     agree, own = agreements(), greetings["site-1"]
-    for other, told in (
+    for other, code, values in (
         (
             changed(own, "trained", EMBEDDING, ["float32", [3, 32]]),
-            rf"{EMBEDDING} is \['float32', \[3, 32\]\]",
+            "conflict",
+            [f"{EMBEDDING} is ['float32', [3, 32]]"],
         ),
         (
             changed(own, "trained", "other", ["float32", [3]]),
-            "other is .* at client 'site-1', None at the server",
+            "conflict",
+            ["other is ", "at client 'site-1', None"],
         ),
-        ({**own, "trained": None}, "does not say what it holds"),
-        ({**own, "length": 0}, "does not say what it holds"),
-        ({**own, "examples": 0}, "does not say how many training examples it has"),
-        ({**own, "examples": 10**400}, "does not say how many training examples it has"),
-        ({**own, "documents": "x"}, "does not say how many documents it has of train, validation, test"),
-        (changed(own, "windows", "test", -1), "does not say how many windows it has of test"),
+        ({**own, "trained": None}, "missing", ["it holds"]),
+        ({**own, "length": 0}, "missing", ["it holds"]),
+        ({**own, "examples": 0}, "missing", ["examples"]),
+        ({**own, "examples": 10**400}, "missing", ["examples"]),
+        ({**own, "documents": "x"}, "missing", ["documents", "train, validation, test"]),
+        (changed(own, "windows", "test", -1), "missing", ["windows", " of test"]),
     ):
-        with pytest.raises(RefusedError, match=told):
+        with refused(RefusedError, code, values=values):
             agree("site-1", other)
 
 
@@ -205,10 +203,10 @@ def test_a_site_that_lacks_a_label_takes_part_where_all_are_named(
     agree("north", said(client("north", "ab", named, keep), "north"))
     agree("south", said(client("south", "abc", named), "south"))
     setting = asked.partition(":")[0]
-    told = rf"labels: 'c'.* at the server alone.*; labels go by task\.{setting}: where the server's"
-    with pytest.raises(RefusedError, match=told.replace("'c'", ".*c'")):
+    told = ["labels: ", "c' at the server", f"task.{setting}:"]
+    with refused(RefusedError, "conflict", values=told):
         agree("north", said(client("north", "ab", auto), "north"))
-    with pytest.raises(ConfigurationError, match=r"does not name 'd', which document '11' has"):
+    with refused(ConfigurationError, "missing", values=["'d'", "'11'"]):
         client("north", "abcd", named)
     with pytest.raises(ConfigurationError, match="data"):
         prepare_server(read_source(None, [*settings, auto, elsewhere]), both)

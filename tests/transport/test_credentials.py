@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
+from support import refused
 
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.transport.credentials import Tokens, read_token, require_safe
@@ -18,16 +19,18 @@ def test_without_tls_nothing_leaves_the_machine() -> None:
         require_safe(address, insecure=True, setting="--listen")
     for address in ("0.0.0.0:1", "10.0.0.1:1", "example.org:1", "[::]:1"):
         require_safe(address, insecure=False, setting="--listen")
-        with pytest.raises(ConfigurationError, match="only loopback addresses are allowed"):
+        with refused(ConfigurationError, "not_local", at="--listen", values=[address.rpartition(":")[0]]):
             require_safe(address, insecure=True, setting="--listen")
     for address in ("localhost", "localhost:99999", "localhost:x"):
-        with pytest.raises(ConfigurationError, match="must be HOST:PORT, a port up to 65535"):
+        with refused(
+            ConfigurationError, "wrong_form", at="--listen", values=["HOST:PORT", 65535, repr(address)]
+        ):
             require_safe(address, insecure=True, setting="--listen")
 
 
 @pytest.mark.parametrize("port", ["65536", "9" * 5000, "-1", "+1", "\u0661", ""])
 def test_a_port_is_a_number_that_there_is(port: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"--listen: must be HOST:PORT, a port up to 65535"):
+    with refused(ConfigurationError, "wrong_form", at="--listen", values=["HOST:PORT", 65535]):
         require_safe(f"127.0.0.1:{port}", insecure=False, setting="--listen")
 
 
@@ -45,10 +48,10 @@ def test_files_of_secrets_that_others_may_read_are_not_read(tmp_path: Path) -> N
     assert not known.accept("north", "two")
     assert read_token(own) == "one"
     own.chmod(0o640)
-    with pytest.raises(ConfigurationError, match=r"others may read .* \(mode 640\)"):
+    with refused(ConfigurationError, "not_secret", values=[own, "(mode 640)"]):
         read_token(own)
     tokens.write_text("north\n")
-    with pytest.raises(DataError, match="line 1"):
+    with refused(DataError, "malformed_data", at="tokens", values=["line 1"]):
         Tokens.read(tokens)
 
 
@@ -69,10 +72,13 @@ def test_tokens_that_cannot_be_read_change_nothing_until_they_can(
     tokens.write_text("south two\n")
     tokens.chmod(0o644)
     assert known.clients == ("north", "south")
-    empty, wrong, open_to_all = caplog.messages
-    assert "it is empty" in empty
-    assert "line 2" in wrong
-    assert "chmod 600" in open_to_all
+    empty, wrong, open_to_all = [error for each in caplog.records for error in each.args or ()]
+    assert isinstance(empty, DataError) and isinstance(wrong, DataError)
+    assert (empty.code, empty.line) == ("missing", None)
+    assert (wrong.code, wrong.line) == ("malformed_data", 2)
+    assert isinstance(open_to_all, ConfigurationError)
+    assert open_to_all.code == "not_secret"
+    assert "chmod 600" in str(open_to_all)
     tokens.chmod(0o600)
     assert known.clients == ("south",)
     assert not known.accept("north", "one")
@@ -96,14 +102,24 @@ def test_a_file_that_a_disk_fails_to_give_is_read_again(
         failing.setattr(Path, "read_bytes", fail)
         assert [known.clients, known.clients] == [("north", "south")] * 2
     assert known.clients == ("south",)
-    (told,) = caplog.messages
-    assert "Input/output error" in told
+    (told,) = caplog.records
+    (error,) = told.args or ()
+    assert isinstance(error, ConfigurationError) and error.code == "unreadable"
+    assert os.strerror(errno.EIO) in str(error)
 
 
-@pytest.mark.parametrize("content", [b"", b"one\ntwo\n", "pass\u00e9".encode(), bytes(range(128, 160))])
-def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (b"", "wrong_form"),
+        (b"one\ntwo\n", "wrong_form"),
+        ("pass\u00e9".encode(), "wrong_form"),
+        (bytes(range(128, 160)), "not_utf8"),
+    ],
+)
+def test_a_file_that_holds_no_token_is_refused(tmp_path: Path, content: bytes, code: str) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(ConfigurationError, match=r"--token: .*(holds no token|is no text)"):
+    with refused(ConfigurationError, code, at="--token", values=[path]):
         read_token(path)

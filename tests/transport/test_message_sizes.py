@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY
+from support import TINY, problems_of
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -32,13 +32,14 @@ def test_a_larger_message_is_advised_only_where_one_helps(numbers: int, largest:
     problem = too_large("fedavg", numbers, largest)
     assert (problem is None) == (sent <= largest)
     if problem is not None:
-        assert problem.path == ("--megabytes" if sent <= LARGEST else "method.name")
+        expected = ("--megabytes", "out_of_range") if sent <= LARGEST else ("method.name", "too_large")
+        assert (problem.path, problem.code) == expected
 
 
 def test_a_model_that_is_too_large_for_every_message_is_refused_by_its_bytes() -> None:
     problem = too_large("fedavg", LLAMA_3_2_1B, 2**30)
     assert problem is not None
-    assert problem.path == "method.name"
+    assert (problem.path, problem.code) == ("method.name", "too_large")
     assert f"{4 * LLAMA_3_2_1B:,}" in problem.message
     assert f"{MOST_MEGABYTES:,}" in problem.message
     assert "--megabytes" not in problem.message
@@ -64,7 +65,7 @@ def test_serve_refuses_what_no_message_holds_before_anything_is_written(tmp_path
         app, ["serve", *TINY, "method={name: fedavg}", *options, "--out", str(tmp_path / "run")]
     )
     assert isinstance(refused.exception, ConfigurationError)
-    assert [problem.path for problem in refused.exception.problems] == ["method.name"]
+    assert problems_of(refused.exception) == [("method.name", "too_large")]
     assert not (tmp_path / "run").exists()
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from proxy import Proxy
 from remote_run import CLIENTS, PATIENT, RUN, Serve, Server
-from support import Finished, RunTiny
+from support import Finished, RunTiny, refused
 
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.errors import ClientsLostError
@@ -75,9 +75,9 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
     ],
 )
 def test_a_run_between_processes_gives_the_weights_of_a_simulation(
-    run_tiny: RunTiny, serve: Serve, overrides: tuple[str, ...]
+    run_once: RunTiny, serve: Serve, overrides: tuple[str, ...]
 ) -> None:
-    simulated = run_tiny(*overrides, *ONE_EACH, SELDOM)
+    simulated = run_once(*overrides, *ONE_EACH, SELDOM)
     server = serve(*overrides, *ONE_EACH)
     for client in CLIENTS:
         server.start(client)
@@ -105,8 +105,8 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
 
 
 @pytest.mark.slow
-def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_tiny: RunTiny, serve: Serve) -> None:
-    simulated = run_tiny(BATCH, *ONE_EACH, SELDOM)
+def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_once: RunTiny, serve: Serve) -> None:
+    simulated = run_once(BATCH, *ONE_EACH, SELDOM)
     server = serve(BATCH, *ONE_EACH)
     proxies = [Proxy(server.address, lives=[120_000 + 37_000 * index] * 4) for index in range(2)]
     for client, proxy in zip(CLIENTS, proxies, strict=False):
@@ -150,8 +150,8 @@ def test_a_round_goes_on_without_a_client_that_is_killed_in_a_step(
     state = server.run(min_clients=2)
     assert {facts["client"] for facts in server.of("client")} == {"site-1", "site-3"}
     (failed,) = server.of("client_failed")
-    assert failed["client"] == "site-2"
-    assert failed["message"] == "client 'site-2' has been without a connection for 2 s"
+    assert (failed["client"], failed["error"]) == ("site-2", "LineError")
+    assert "'site-2'" in failed["message"] and failed["message"].endswith(" connection for 2 s")
     assert processes["site-2"].wait() == -signal.SIGKILL
     for name, tensor in state.tensors.items():
         torch.testing.assert_close(tensor, simulated.state.tensors[name], rtol=1e-3, atol=1e-4)
@@ -177,14 +177,15 @@ def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPa
     processes = {client: server.start(client, "stop" if client == "site-2" else "good") for client in CLIENTS}
     server.run(min_clients=2)
     (failed,) = server.of("client_failed")
-    assert failed["message"] == "client 'site-2' has not answered for 0.1 s"
+    assert (failed["client"], failed["error"]) == ("site-2", "LineError")
+    assert "'site-2'" in failed["message"] and failed["message"].endswith("answered for 0.1 s")
     os.kill(processes["site-2"].number, signal.SIGCONT)
     hub.wait_for(["site-2"], 600)  # it comes again, too late for the only round
     hub.stop(complete=True)
     assert processes["site-2"].wait() == 1
-    told = "the run is complete without client 'site-2', which has failed in each of its rounds: "
-    assert told in processes["site-2"].said.splitlines()[-1]
-    assert "has not answered for 0.1 s" in processes["site-2"].said
+    told = processes["site-2"].said.splitlines()[-1]
+    assert told.startswith("TrainingError: ") and "'site-2'" in told
+    assert "answered for 0.1 s" in processes["site-2"].said
 
 
 def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(serve: Serve) -> None:
@@ -201,8 +202,7 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
     assert {facts["client"] for facts in server.of("client")} == set(CLIENTS)
     server.hub.stop()
     assert last.wait() == 1
-    told = "SessionOverError: the server has stopped, and the run is not complete"
-    assert last.said.splitlines()[-1] == told
+    assert last.said.splitlines()[-1].startswith("SessionOverError: ")
 
 
 @pytest.mark.parametrize(
@@ -210,35 +210,35 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
     [
         pytest.param(
             BATCH,
-            ("weight", "an update weighs 1e+09, and not"),
-            ("infinite", "holds numbers that are not finite"),
+            ("weight", "weighs 1e+09"),
+            ("infinite", "not finite"),
             marks=pytest.mark.slow,
         ),
         (
             BATCH,
-            ("huge", "beyond 1e+18, which cannot be averaged"),
-            ("loss", "says loss=1.7e+308, which cannot be"),
+            ("huge", "beyond 1e+18"),
+            ("loss", "loss=1.7e+308"),
         ),
         pytest.param(
             BATCH,
-            ("empty", "of the weights that were to be trained"),
+            ("empty", "update lacks"),
             ("good", None),
             marks=pytest.mark.slow,
         ),
         (
             "method={name: fedavg}",
-            ("cut short", "came as float32 ("),
-            ("another", "'another' came, which is no"),
+            ("cut short", "float32 ("),
+            ("another", "'another' came"),
         ),
         (
             "method={name: droppeft}",
-            ("infinite", "holds numbers that are not"),
-            ("blocks", "shared=1000000, where"),
+            ("infinite", "not finite"),
+            ("blocks", "shared=1000000"),
         ),
         pytest.param(
             "method={name: droppeft}",
-            ("no blocks", "personal=5, which is no list of blocks"),
-            ("no loss", "loss is no number"),
+            ("no blocks", "personal=5"),
+            ("no loss", "loss"),
             marks=pytest.mark.slow,
         ),
     ],
@@ -271,8 +271,8 @@ def test_only_who_speaks_out_of_turn_is_lost(serve: Serve) -> None:
     server.run(min_clients=2)
     assert {facts["client"] for facts in server.of("client")} == {"site-1", "site-3"}
     (failed,) = server.of("client_failed")
-    assert failed["client"] == "site-2"
-    assert re.search(r"'site-2' sent SAID of turn 10\d, and is in none but turn \d", failed["message"])
+    assert (failed["client"], failed["error"]) == ("site-2", "FrameError")
+    assert re.search(r"'site-2' .*SAID .*turn 10\d, .*turn \d", failed["message"])
     assert processes["site-2"].wait() == 1
 
 
@@ -298,8 +298,8 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     assert "not finite" in failed["message"]
     server.hub.stop(complete=True)
     assert processes["site-1"].wait() == 1
-    told = "the run is complete without client 'site-1', which has failed in each of its rounds"
-    assert told in processes["site-1"].said.splitlines()[-1]
+    told = processes["site-1"].said.splitlines()[-1]
+    assert told.startswith("TrainingError: ") and "'site-1'" in told
 
 
 @pytest.mark.slow  # test_joining refuses such states
@@ -308,8 +308,8 @@ def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serv
     processes = {
         client: server.start(client, "shape" if client == "site-3" else "good") for client in CLIENTS
     }
-    told = r"(?s)site-3.*what was not agreed: states came as .*, 31\).*: fedstrata serve --resume --out"
-    with pytest.raises(ClientsLostError, match=told):
+    values = ["site-3", "states", ", 31)", "fedstrata serve --resume --out"]
+    with refused(ClientsLostError, "clients_lost", values=values):
         server.run()
     assert processes["site-3"].wait() == 1
-    assert "states came as" in processes["site-3"].said
+    assert "states" in (told := processes["site-3"].said) and ", 31)" in told

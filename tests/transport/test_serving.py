@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from remote_run import CLIENTS, Clients, Serve, Server, served
-from support import TINY, RunTiny
+from support import TINY, RunTiny, problems_of, refused
 from typer.testing import CliRunner
 
 from fedstrata.adapters.attach import plain_tensors
@@ -82,8 +82,8 @@ def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
         (client, part) for client in CLIENTS[:2] for part in ("validation", "test")
     }
     told = {event["client"]: event["message"] for event in lost}
-    assert told["site-1"] == "client 'site-1' is not connected"
-    assert told["site-2"] == "what a client says of its documents (tally) is no numbers by name"
+    assert "'site-1'" in told["site-1"]
+    assert "(tally)" in told["site-2"]
 
 
 @pytest.mark.slow
@@ -99,15 +99,16 @@ def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
     told = {event["client"]: (event.get("part"), event["message"]) for event in lost}
     part, message = told["site-1"]
     assert part is None, "it is lost to the round"
-    assert re.fullmatch(r"states came behind 0 batches of step (\d+); .* are \d+ steps of .*", message)
+    assert re.search(r" 0 batches of step \d+; .* \d+ steps ", message)
     part, message = told["site-2"]
     assert part == "test", "it has trained"
-    assert re.search(r"'site-2' said of its documents needs \d+ questions at most", message)
+    assert re.search(r"'site-2' .* \d+ questions", message)
     assert summary["failures"]["clients"] == {"site-1": 1}
     assert [client for client, scores in summary["metrics"]["clients"].items() if not scores] == ["site-2"]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("reports")
 @pytest.mark.claim("processes#absent-client")
 def test_a_client_that_comes_later_is_scored_and_one_that_is_given_up_is_not_waited_for(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
@@ -190,9 +191,7 @@ def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
     federation = server.experiment.settings.federation.model_copy(update={"rounds": 1})
     settings = server.experiment.settings.model_copy(update={"federation": federation})
     server.experiment = replace(server.experiment, settings=settings)
-    with pytest.raises(
-        ConfigurationError, match=r"federation\.rounds: must be at least 2, the rounds already"
-    ):
+    with refused(ConfigurationError, "out_of_range", at="federation.rounds", values=[" 2,"]):
         serving(server).load()
 
 
@@ -201,36 +200,41 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def resumed(verb: str, folder: Path, *more: str) -> str:
+def resumed(verb: str, folder: Path, *more: str) -> ConfigurationError:
     """Returns how a command refuses to go on with a run, of which it changes nothing."""
     guests = ["--insecure", "--clients", ",".join(CLIENTS), "--listen", "127.0.0.1:0"]
     options = ["--resume", "--out", str(folder), *(guests if verb == "serve" else [])]
     before = content_of(folder)
-    refused = CliRunner().invoke(app, [verb, *options, *more]).exception
-    assert isinstance(refused, ConfigurationError)
+    found = CliRunner().invoke(app, [verb, *options, *more]).exception
+    assert isinstance(found, ConfigurationError)
     assert content_of(folder) == before
-    return str(refused)
+    return found
+
+
+def wrong_command(error: ConfigurationError, right: str) -> bool:
+    """Whether an error says which command goes on with the run, and nothing else."""
+    return problems_of(error) == [("--out", "wrong_command")] and str(error).count(right) == 1
 
 
 def test_a_run_goes_on_with_the_command_that_began_it(tmp_path: Path, run_once: RunTiny) -> None:
     """Whether it has come to its record, or was stopped before."""
     begun = run_once("method={name: fl_llama}", *ONE_ROUND).folder
     ours, theirs = (shutil.copytree(begun, tmp_path / name) for name in ("ours", "theirs"))
-    told = f"holds a run of one process; go on with: fedstrata run --resume --out {ours}"
-    assert told in resumed("serve", ours)
+    told = f"fedstrata run --resume --out {ours}"
+    assert wrong_command(resumed("serve", ours), told)
     (ours / "record.jsonl").write_bytes(b"")
-    assert told in resumed("serve", ours)
+    assert wrong_command(resumed("serve", ours), told)
     run, *rest = map(json.loads, (theirs / "record.jsonl").read_text().splitlines())
     kept = [{**run, "id": "0123", "data": None, "ends": {}}, *rest]
     (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept) + '{"event')
     told = f"fedstrata serve --resume --out {theirs}"
-    assert f"processes of their own; go on with: {told}" in resumed("run", theirs)
+    assert wrong_command(resumed("run", theirs), told)
     (theirs / "documents.json").unlink()  # which a server has not
     (theirs / "record.jsonl").write_bytes(b"")
-    assert f"processes of their own; go on with: {told}" in resumed("run", theirs)
+    assert wrong_command(resumed("run", theirs), told)
     kept.pop()
     (theirs / "record.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in kept))
-    with pytest.raises(ConfigurationError, match=f"is not finished, .* finish it with: {told}"):
+    with refused(ConfigurationError, "not_finished", values=[told]):
         open_result(theirs)
 
 
@@ -243,10 +247,11 @@ def test_what_a_run_cannot_go_on_with_is_refused_before_anything_is_written(
         run, *rest = (folder / "record.jsonl").read_text().splitlines()
         lines = [json.dumps(json.loads(run) | changed), *rest, '{"event": "half']  # of a killed one
         (folder / "record.jsonl").write_text("\n".join(lines))
-    assert "the documents are not those the run began with" in resumed("run", ours, "report_to=[tensorboard]")
+    assert problems_of(resumed("run", ours, "report_to=[tensorboard]")) == [("data", "changed")]
     for verb, folder in (("serve", theirs), ("run", shutil.copytree(begun, tmp_path / "fewer"))):
-        fewer = "federation.rounds: must be at least 1, the rounds already committed, not 0"
-        assert fewer in resumed(verb, folder, "federation.rounds=0", "report_to=[tensorboard]")
+        error = resumed(verb, folder, "federation.rounds=0", "report_to=[tensorboard]")
+        assert problems_of(error) == [("federation.rounds", "out_of_range")]
+        assert " 1," in str(error) and " 0 " in str(error)
 
 
 def test_a_message_that_is_too_small_for_a_run_to_go_on_with_is_refused_before_anything_is_written(
@@ -256,15 +261,15 @@ def test_a_message_that_is_too_small_for_a_run_to_go_on_with_is_refused_before_a
     wide = [text.replace("hidden_size: 32", "hidden_size: 256") for text in TINY]
     settings = check_settings(read_source(None, [*wide, "method={name: fedavg}"])).settings
     write_settings(settings, tmp_path / "config.yaml")
-    told = resumed("serve", tmp_path, "--megabytes", "1", "federation.rounds=7")
-    assert "--megabytes: must be at least " in told
+    error = resumed("serve", tmp_path, "--megabytes", "1", "federation.rounds=7")
+    assert problems_of(error) == [("--megabytes", "out_of_range")]
 
 
 def test_what_a_client_keeps_of_a_run_is_no_run_to_go_on_with(kept: Path) -> None:
     for verb in ("run", "serve"):
-        told = resumed(verb, kept)
-        assert f"{kept} holds what client 'site-1' has kept of a run, which goes on where its server" in told
-        assert "it can be used with: fedstrata predict, score --as" in told
+        error = resumed(verb, kept)
+        assert wrong_command(error, "fedstrata predict, score --as")
+        assert str(kept) in str(error) and "'site-1'" in str(error)
 
 
 def test_a_model_that_is_damaged_is_saved_again_by_the_commands_that_are_named(
@@ -273,10 +278,10 @@ def test_a_model_that_is_damaged_is_saved_again_by_the_commands_that_are_named(
     copy = shutil.copytree(kept.parents[3], tmp_path / "served")
     own, run = copy / kept.relative_to(kept.parents[3]), copy / "run"
     serve = "fedstrata serve --resume"
-    for folder, command in ((run, f"{serve} --out {run}$"), (own, f"fedstrata join, .* with: {serve}$")):
+    for folder, command in ((run, [f"{serve} --out {run}"]), (own, ["fedstrata join", serve])):
         (weights,) = folder.glob("model/*.safetensors")
         weights.write_bytes(weights.read_bytes()[:-1])
-        with pytest.raises(DataError, match=f"damaged or changed; it is saved again by: {command}"):
+        with refused(DataError, "damaged", at=weights.name, values=command):
             open_result(folder)
 
 
@@ -308,10 +313,10 @@ def test_settings_that_only_a_simulation_follows_are_refused_all_at_once() -> No
         "devices": "{}",
     }
     given = [f"{path}={value}" for path, value in asked.items()]
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as found:
         method = ("method={name: fl_llama}", "adapter={kind: lora, rank: 2}")
         prepare_server(read_source(None, [*TINY, *method, *given]), CLIENTS)
-    assert {problem.path for problem in refused.value.problems} == {*asked}
+    assert {problem.path for problem in found.value.problems} == {*asked}
 
 
 @pytest.mark.slow
@@ -344,16 +349,16 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     assert "data" not in json.loads((tmp_path / "x" / "fedstrata.json").read_text())["settings"]
     kept = read_source(None, [*TINY, *overrides, "method.average_ends=never"])
     write_settings(check_settings(kept).settings, run.folder / "config.yaml")
-    with pytest.raises(ConfigurationError, match=r"RUN: its clients keep the ends .*fedstrata split answer"):
+    with refused(ConfigurationError, "not_supported", at="RUN", values=["fedstrata split answer"]):
         open_result(run.folder)
     other = read_source(None, [*TINY, *overrides, "seed=1"])  # random weights of another seed
     write_settings(check_settings(other).settings, run.folder / "config.yaml")
     for merged in (False, True):
-        with pytest.raises(ConfigurationError, match=r"model.name: .* no longer the model .*\.embed_tokens"):
+        with refused(ConfigurationError, "changed", at="model.name", values=[".embed_tokens"]):
             open_result(run.folder, dequantized=merged)
     write_settings(check_settings(asked).settings, run.folder / "config.yaml")
     (run.folder / "checkpoints" / "round-00001.safetensors").write_bytes(b"torn")
-    with pytest.raises(FedstrataError, match="cannot go on from any round up to 1"):
+    with refused(FedstrataError, "unreadable", values=[" 1:"]):
         open_result(run.folder)
 
 
@@ -368,16 +373,15 @@ def test_too_little_memory_for_keys_and_values_costs_scores_and_names_the_option
     assert summary["metrics"]["global"] is None
     lost = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "client_failed"]
     assert {event["client"] for event in lost} == set(CLIENTS)
-    told = r"session site-\d/\S+ has \d+ bytes of keys and values, and all sessions together may have 1000; "
-    assert all(re.search(f"{told}.*--cache-megabytes", event["message"]) for event in lost)
+    told = r"site-\d/\S+ has \d+ bytes .* 1000; .*--cache-megabytes"
+    assert all(re.search(told, event["message"]) for event in lost)
+    assert {event["error"] for event in lost} == {"SessionTooLargeError"}
 
 
 def test_a_cut_of_a_client_that_may_not_join_is_told() -> None:
     language = ("task={name: lm, max_length: 32}", "data.types=null")
     settings = (*language, "method={name: fl_llama, cuts: {a: {front: 0, back: 1}}}")
-    with pytest.raises(
-        ConfigurationError, match=r"method\.cuts\.a: there is no client 'a'; .*site-1, site-2"
-    ):
+    with refused(ConfigurationError, "unknown_name", at="method.cuts.a", values=["'a'", "site-1, site-2"]):
         prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)
 
 
@@ -385,5 +389,7 @@ def test_more_clients_than_take_part_cannot_be_needed() -> None:
     """The server counts those who may join: it has no documents by which to know them."""
     language = ("task={name: lm, max_length: 32}", "data.types=null", "method={name: fl_llama}")
     settings = (*language, "federation.sample=0.5", "federation.min_clients=3")
-    with pytest.raises(ConfigurationError, match=r"min_clients: must be at most 2, .*\(3 clients, of which"):
+    with refused(
+        ConfigurationError, "out_of_range", at="federation.min_clients", values=[" 2,", "(3 clients,"]
+    ):
         prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)

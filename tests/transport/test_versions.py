@@ -10,8 +10,10 @@ from typing import Any
 
 import grpc
 import pytest
+from support import refused
 
 from fedstrata.core.errors import RefusedError
+from fedstrata.transport.grpc.ending import code_of
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import settings_of
 from fedstrata.transport.header import METHOD, PROTOCOL, SERVICE, SETTINGS
@@ -19,7 +21,6 @@ from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions
 
 OWN, NUMBER = dict(own_versions())["fedstrata-version"], str(PROTOCOL)
-BOTH = ": both must have the same"
 
 
 def nobody(client: str, greeting: object) -> Any:
@@ -34,7 +35,7 @@ def nobody(client: str, greeting: object) -> Any:
             f"fedstrata 9.9.0 (protocol {NUMBER})",
         ),
         ([("fedstrata-version", OWN), ("fedstrata-protocol", "99")], f"fedstrata {OWN} (protocol 99)"),
-        ([], "a fedstrata that does not say its version"),
+        ([], "a fedstrata "),
     ],
 )
 @pytest.mark.parametrize("call", [METHOD, SETTINGS])
@@ -52,8 +53,10 @@ def test_a_client_of_another_version_is_refused_before_it_has_said_a_word(
                 next(channel.stream_stream(f"/{SERVICE}/{call}")(iter([b"\0"]), metadata=metadata))
     finally:
         hub.stop(1.0)
-    message = f"client 'north' has {told}, the server has fedstrata {OWN} (protocol {NUMBER}){BOTH}"
-    assert (caught.value.code(), caught.value.details()) == (grpc.StatusCode.FAILED_PRECONDITION, message)
+    status, code, message = caught.value.code(), code_of(caught.value), caught.value.details()
+    assert (status, code) == (grpc.StatusCode.FAILED_PRECONDITION, "other_version")
+    assert f"client 'north' has {told}" in message
+    assert f"the server has fedstrata {OWN} (protocol {NUMBER})" in message
     assert caplog.messages == [message]
 
 
@@ -75,12 +78,12 @@ def test_a_server_of_another_version_is_refused_before_its_settings_are_read() -
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        with pytest.raises(RefusedError) as caught:
+        there, here = "fedstrata 9.9.0 (protocol 99)", f"fedstrata {OWN} (protocol {NUMBER})"
+        both = [f"the server has {there}", f"'north' has {here}"]
+        with refused(RefusedError, "other_version", values=both):
             settings_of(address, "north", None, None, Timing(reconnect=5.0))
     finally:
         server.stop(0).wait()
-    there, here = "fedstrata 9.9.0 (protocol 99)", f"fedstrata {OWN} (protocol {NUMBER})"
-    assert str(caught.value) == f"the server has {there}, client 'north' has {here}{BOTH}"
 
 
 OLDER = """
@@ -103,7 +106,8 @@ def test_fedstrata_join_of_another_version_ends_with_both_named(caplog: pytest.L
         done = subprocess.run(join, env=environment, capture_output=True, text=True, check=False)
     finally:
         hub.stop(1.0)
-    here = f"fedstrata {OWN} (protocol {NUMBER})"
-    message = f"client 'north' has fedstrata 0.0.9 (protocol {NUMBER}), the server has {here}{BOTH}"
-    assert (done.returncode, done.stderr) == (2, f"fedstrata: the server refuses: {message}\n")
-    assert caplog.messages == [message]
+    there, here = f"fedstrata 0.0.9 (protocol {NUMBER})", f"fedstrata {OWN} (protocol {NUMBER})"
+    (message,) = caplog.messages
+    assert f"'north' has {there}" in message and f"the server has {here}" in message
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"{message}  [other_version]\n") and done.stderr.count("\n") == 1

@@ -7,6 +7,7 @@ are the `Layout` of the new model.
 
 import warnings
 from collections.abc import Collection, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fedstrata.core.model import Layout
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
 from fedstrata.models.blocks import find_layout, transformers_model
+from fedstrata.models.caching import cache_name
 from fedstrata.models.plain import PlainModel
 from fedstrata.models.state import FIRST_VALUES, Model, is_of_adapter
 
@@ -101,8 +103,10 @@ def wrap(
     if isinstance(settings, PrefixSettings):
         if plain:
             message = "prefix needs past keys and values, which a module of one's own does not take"
-            raise ConfigurationError([Problem("adapter.kind", f"{message}; use lora or bottleneck")])
-        _check_prefix(module, layout, settings, heads)
+            raise ConfigurationError(
+                [Problem("adapter.kind", f"{message}; use lora or bottleneck", code="not_supported")]
+            )
+        _check_prefix(module, layout, settings, heads, kind)
     config = _configuration(module, layout, settings, heads, full)
     config.task_type = TASK_TYPES[kind]
     module.requires_grad_(False)
@@ -120,7 +124,7 @@ def wrap(
         except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             message = f"{settings.kind} does not fit this model: {reason}"
-            raise ConfigurationError([Problem("adapter.kind", message)]) from error
+            raise ConfigurationError([Problem("adapter.kind", message, code="not_supported")]) from error
     # Of a head that trains with the adapter PEFT keeps the first values, which are nobody's to train.
     live = [(name, own) for name, own in wrapped.named_parameters() if FIRST_VALUES not in name]
     for _, own in live:
@@ -155,7 +159,7 @@ def saved_adapter(model: Model, folder: Path) -> dict[str, Tensor]:
     try:
         values: dict[str, Tensor] = load_peft_weights(str(folder), device="cpu")
     except (OSError, ValueError, SafetensorError) as error:
-        raise DataError(folder, f"no readable adapter ({type(error).__name__})") from error
+        raise DataError(folder, f"no readable adapter ({type(error).__name__})", code="unreadable") from error
     names = {_saved_name(name): name for name in model.layout.all}
     if SAVED in values:
         parts = torch.chunk(values.pop(SAVED), len(model.layout.blocks), dim=1)
@@ -163,7 +167,7 @@ def saved_adapter(model: Model, folder: Path) -> dict[str, Tensor]:
     if names.keys() != values.keys():
         other = sorted(names.keys() ^ values.keys())
         what = f"its tensors are not those of the run's adapter; {other[0]} is only in one of them"
-        raise DataError(folder, what)
+        raise DataError(folder, what, code="wrong_weights")
     return {names[name]: value for name, value in values.items()}
 
 
@@ -187,7 +191,7 @@ def merge(model: Model) -> nn.Module:
     kind = module.peft_config[_ADAPTER].peft_type
     if str(getattr(kind, "value", kind)) != "LORA":
         message = f"only LoRA can be merged into the weights of a model; this one has {kind.lower()}"
-        raise ConfigurationError([Problem("adapter.kind", message)])
+        raise ConfigurationError([Problem("adapter.kind", message, code="not_supported")])
     merged: nn.Module = module.merge_and_unload()
     return merged
 
@@ -257,7 +261,9 @@ def _configuration(
     return PrefixTuningConfig(num_virtual_tokens=settings.tokens)
 
 
-def _check_prefix(module: nn.Module, layout: Layout, settings: PrefixSettings, heads: Sequence[str]) -> None:
+def _check_prefix(
+    module: nn.Module, layout: Layout, settings: PrefixSettings, heads: Sequence[str], kind: str
+) -> None:
     """Refuses more tokens than the model has room for, and a head of which PEFT would leave a part behind.
 
     And a side of a divided model: PEFT gives every block its keys and values, whether it is there or not.
@@ -265,16 +271,23 @@ def _check_prefix(module: nn.Module, layout: Layout, settings: PrefixSettings, h
     problems = []
     if not all(layout.blocks):
         message = "prefix cannot be divided between client and server; lora and bottleneck can"
-        problems.append(Problem("adapter.kind", message))
+        problems.append(Problem("adapter.kind", message, code="not_divisible"))
+    elif kind != "causal-lm" and cache_name(transformers_model(module).base_model) == "cache":
+        # PEFT looks for the argument's older name.
+        message = (
+            f"prefix needs transformers below 5.24 where the model is a classifier: with the installed "
+            f"{version('transformers')} PEFT {version('peft')} finds no place for it; use lora or bottleneck"
+        )
+        problems.append(Problem("adapter.kind", message, code="not_supported"))
     config = transformers_model(module).config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and settings.tokens >= positions:
         message = f"must be less than {positions}, the positions the model knows, not {settings.tokens}"
-        problems.append(Problem("adapter.tokens", message))
+        problems.append(Problem("adapter.tokens", message, code="out_of_range"))
     untrained = [name for name in heads if name not in ("classifier", "score")]
     if untrained:
         message = f"prefix trains only the last layer of a task head, and here {untrained[0]!r} is new too"
-        problems.append(Problem("adapter.kind", message))
+        problems.append(Problem("adapter.kind", message, code="not_supported"))
     if problems:
         raise ConfigurationError(problems)
 

@@ -42,7 +42,9 @@ def section_of(config: Any) -> dict[str, Any]:
     own = _SETTINGS.get(str(getattr(peft_type, "value", peft_type)))
     if own is None or not dataclasses.is_dataclass(config):
         allowed = "a LoraConfig, a PrefixTuningConfig or a fedstrata.adapters.bottleneck.BottleneckConfig"
-        raise ConfigurationError([Problem("adapter", f"must be {allowed}, not a {type(config).__name__}")])
+        raise ConfigurationError(
+            [Problem("adapter", f"must be {allowed}, not a {type(config).__name__}", code="wrong_type")]
+        )
     kind, taken = own
     made: Any = type(config)
     usual = made(**{name: getattr(config, name) for name in taken if kind == "prefix"})
@@ -65,7 +67,11 @@ def section_of(config: Any) -> dict[str, Any]:
 def _refused(config: Any, name: str) -> Problem:
     hint = f"; {_HINTS[name]}" if name in _HINTS else ""
     value = f"{name}={getattr(config, name)!r} of the {type(config).__name__}"
-    return Problem("adapter", f"{value} is nothing that adapters here do; leave it as PEFT has it{hint}")
+    return Problem(
+        "adapter",
+        f"{value} is nothing that adapters here do; leave it as PEFT has it{hint}",
+        code="not_supported",
+    )
 
 
 def _unnamed(config: Any, kind: str) -> list[Problem]:
@@ -80,4 +86,4 @@ def _unnamed(config: Any, kind: str) -> list[Problem]:
     allowed = "the ends of names of layers, [query, value]"
     allowed += ", or 'all-linear'; PEFT's own choice for a family is none of ours" if kind == "lora" else ""
     given = f"target_modules={targets!r} of the {type(config).__name__}"
-    return [Problem("adapter", f"{given} must be {allowed}")]
+    return [Problem("adapter", f"{given} must be {allowed}", code="wrong_form")]

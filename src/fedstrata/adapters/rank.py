@@ -60,7 +60,13 @@ def beyond_adapter(facts: Facts, setting: str, asked: int, size: str) -> list[Pr
     largest = asked if facts.adapter is None else int(getattr(facts.adapter, size))
     if asked <= largest:
         return []
-    return [Problem(f"method.{setting}", f"must be at most adapter.{size}, {largest}, not {asked}")]
+    return [
+        Problem(
+            f"method.{setting}",
+            f"must be at most adapter.{size}, {largest}, not {asked}",
+            code="out_of_range",
+        )
+    ]
 
 
 def of_several_sizes(method: str) -> str:

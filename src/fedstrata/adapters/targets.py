@@ -44,7 +44,7 @@ def linear_layers(
         found = _named(there, targets)
     if not found:
         message = "the blocks of this model have no linear layers of their own"
-        raise ConfigurationError([Problem("adapter.kind", message)])
+        raise ConfigurationError([Problem("adapter.kind", message, code="not_supported")])
     inside = "|".join(re.escape(name) for name in found)
     return rf"{re.escape(layout.blocks_path)}\.\d+\.(?:{inside})"
 
@@ -58,7 +58,7 @@ def _sublayer_ends(module: nn.Module, there: Sequence[str]) -> list[str]:
             f"must name the layers that adapters follow, since {inner.config.model_type!r} is none of the "
             f"families known ({', '.join(FAMILIES)}); its blocks have: {', '.join(there)}"
         )
-        raise ConfigurationError([Problem("adapter.targets", message)])
+        raise ConfigurationError([Problem("adapter.targets", message, code="missing")])
     return usual
 
 
@@ -84,6 +84,7 @@ def _named(there: Sequence[str], targets: Sequence[str]) -> list[str]:
             "adapter.targets",
             f"{target!r} is the name of no linear layer of this model's blocks, which have: "
             f"{', '.join(there) or 'none'}",
+            code="unknown_name",
         )
         for target, names in found.items()
         if not names

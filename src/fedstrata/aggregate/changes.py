@@ -38,7 +38,9 @@ def require_weight(update: Update) -> None:
         TrainingError: Its weight is not positive and finite.
     """
     if not (math.isfinite(update.weight) and update.weight > 0):
-        raise TrainingError(f"an update's weight must be positive and finite, not {update.weight}")
+        raise TrainingError(
+            f"an update's weight must be positive and finite, not {update.weight}", code="out_of_range"
+        )
 
 
 class Changes(ExitStack):
@@ -133,12 +135,15 @@ class Changes(ExitStack):
             odd = sorted(update.tensors.keys() ^ self.base.keys())[0]
             message = "single updates can be compared only if all hold the tensors that were sent"
             raise TrainingError(
-                f"client {client}: tensor {odd} was sent to it or by it and not both; {message}"
+                f"client {client}: tensor {odd} was sent to it or by it and not both; {message}",
+                code="not_agreed",
             )
         for name, tensor in update.tensors.items():
             if tensor.shape != self.base[name].shape:
                 shapes = f"{tuple(tensor.shape)}, was sent as {tuple(self.base[name].shape)}"
-                raise TrainingError(f"client {client}: tensor {name} came back with shape {shapes}")
+                raise TrainingError(
+                    f"client {client}: tensor {name} came back with shape {shapes}", code="wrong_shape"
+                )
 
 
 def add(previous: Tensors, change: Tensors) -> dict[str, Tensor]:

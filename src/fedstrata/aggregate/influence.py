@@ -127,7 +127,8 @@ def unusable(client: str, loss: float) -> TrainingError:
     """Returns the error that a client's loss is not finite."""
     return TrainingError(
         f"client {client}: the model it sent has a loss of {loss} on the server's documents and cannot be "
-        "weighed by it: a smaller training.learning_rate may help, or a look at its data"
+        "weighed by it: a smaller training.learning_rate may help, or a look at its data",
+        code="not_finite",
     )
 
 

@@ -50,7 +50,8 @@ class StreamingMean:
             if known.shape != tensor.shape:
                 raise TrainingError(
                     f"tensor {name}: shape {tuple(tensor.shape)} from one client, "
-                    f"{tuple(known.shape)} from another"
+                    f"{tuple(known.shape)} from another",
+                    code="wrong_shape",
                 )
             self._fold(known, tensor, update.weight)
             self._weights[name] = self._weights.get(name, 0.0) + update.weight

@@ -121,13 +121,15 @@ def _remaining_hostile(changes: Changes, rule: RobustRule, clients: int) -> int:
     if arrived < rule.needed(clients):
         raise TrainingError(
             f"{arrived} of a round's {clients} updates arrived; {rule.rule} needs {rule.condition}{told}: "
-            f"set federation.min_clients to {rule.needed(clients)} or more, or another method.aggregation"
+            f"set federation.min_clients to {rule.needed(clients)} or more, or another method.aggregation",
+            code="clients_lost",
         )
     counting = isinstance(rule, rules.CountingRule)
     needed = rule.needed(clients) - 2 * min(found, hostile) if counting else 1
     if left < needed:
         raise TrainingError(
-            f"{found} of {arrived} updates were not finite; {rule.rule}{told} cannot judge the other {left}"
+            f"{found} of {arrived} updates were not finite; {rule.rule}{told} cannot judge the other {left}",
+            code="not_finite",
         )
     return max(0, hostile - found)
 

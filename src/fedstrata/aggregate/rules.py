@@ -63,13 +63,13 @@ class RobustRule(Settings):
         condition = f"{self.rule} needs {needed} updates a round ({self.condition}{told})"
         if sampled < needed:
             message = f"{condition}, and {sampled} clients take part in one ({facts.sampling})"
-            return [Problem("method.aggregation", message)]
+            return [Problem("method.aggregation", message, code="not_enough_data")]
         if least is not None and least < needed:
             message = f"must be at least {needed}, not {least}: {condition}"
-            return [Problem("federation.min_clients", message)]
+            return [Problem("federation.min_clients", message, code="out_of_range")]
         if least is None and dropout > 0:
             message = f"must be set, to {needed} or more, when clients drop out: {condition}"
-            return [Problem("federation.min_clients", message)]
+            return [Problem("federation.min_clients", message, code="missing")]
         return []
 
     def held_updates(self, updates: int, size: int) -> tuple[int, int]:
@@ -145,7 +145,13 @@ class MultiKrumRule(KrumScoringRule):
         most = facts.sampled - self.hostile_among(facts.sampled)
         if self.keep <= most:
             return []
-        return [Problem("method.aggregation.keep", f"must be at most {most}, n - f, not {self.keep}")]
+        return [
+            Problem(
+                "method.aggregation.keep",
+                f"must be at most {most}, n - f, not {self.keep}",
+                code="out_of_range",
+            )
+        ]
 
 
 class NormClippingRule(RobustRule):

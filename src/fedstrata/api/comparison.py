@@ -100,7 +100,9 @@ class Comparison:
         found = self.cells.set_index(["row", "seed"])["folder"]
         if (row, seed) not in found.index:
             runs = ", ".join(f"{name!r} with seed {number}" for name, number in found.index)
-            raise ConfigurationError([Problem("row", f"no {row!r} with seed {seed}; there are {runs}")])
+            raise ConfigurationError(
+                [Problem("row", f"no {row!r} with seed {seed}; there are {runs}", code="not_found")]
+            )
         return Result(found[row, seed])
 
     def plot(self, figure: str | None = None) -> Figure:
@@ -118,7 +120,9 @@ class Comparison:
         if (name, "mean") not in table.columns:
             known = [each for each, of in table.columns if of == "mean"]
             message = f"there is no {name!r}{did_you_mean(name, known, before='; ')}; there are"
-            raise ConfigurationError([Problem("figure", f"{message} {', '.join(known)}")])
+            raise ConfigurationError(
+                [Problem("figure", f"{message} {', '.join(known)}", code="unknown_name")]
+            )
         drawn = NotebookFigure(figsize=(6.0, 1.0 + 0.4 * len(table)), layout="constrained")
         axes = drawn.add_subplot()
         middle, low, high = (table[name, of] for of in ("mean", "low", "high"))
@@ -217,36 +221,50 @@ def _misfits(
 ) -> Iterator[Problem]:
     """Yields what is wrong with the arguments of a comparison that describe no single run."""
     if isinstance(config, list | tuple) and not config:
-        yield Problem("config", "must name at least one file")
+        yield Problem("config", "must name at least one file", code="missing")
     if methods is not None:
         yield from _wrong_methods(methods)
         if "method" in options:
-            yield Problem("method", "has no meaning with methods, which are those of the rows")
+            yield Problem(
+                "method", "has no meaning with methods, which are those of the rows", code="no_effect"
+            )
     if grid is not None and not isinstance(grid, Mapping):
-        yield Problem("grid", f"must be a mapping of dotted paths to values, not {type(grid).__name__}")
+        yield Problem(
+            "grid",
+            f"must be a mapping of dotted paths to values, not {type(grid).__name__}",
+            code="wrong_type",
+        )
     lists = {f"grid.{path}": values for path, values in grid.items()} if isinstance(grid, Mapping) else {}
     for name, values in {**lists, **({} if seeds is None else {"seeds": seeds})}.items():
         if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-            yield Problem(name, f"must be a list of values, not {type(values).__name__}")
+            yield Problem(name, f"must be a list of values, not {type(values).__name__}", code="wrong_type")
     if "seed" in options:
-        yield Problem("seed", "has no meaning here: every row has the seeds of the comparison (seeds)")
+        yield Problem(
+            "seed", "has no meaning here: every row has the seeds of the comparison (seeds)", code="no_effect"
+        )
     if not isinstance(jobs, int) or jobs < 1:
-        yield Problem("jobs", f"must be a whole number from 1, not {shortened(jobs)}")
+        yield Problem("jobs", f"must be a whole number from 1, not {shortened(jobs)}", code="out_of_range")
 
 
 def _wrong_methods(methods: Any) -> Iterator[Problem]:
     if not isinstance(methods, Mapping | list | tuple):
-        yield Problem("methods", f"must be a list or a mapping, not {type(methods).__name__}")
+        yield Problem(
+            "methods", f"must be a list or a mapping, not {type(methods).__name__}", code="wrong_type"
+        )
     elif not methods:
-        yield Problem("methods", "must name at least one")
+        yield Problem("methods", "must name at least one", code="missing")
     elif not isinstance(methods, Mapping):
         wrong = [each for each in methods if not isinstance(each, str | Settings)]
         for each in wrong:
             found = f"the class {each.__name__}" if isinstance(each, type) else type(each).__name__
-            yield Problem("methods", f"must hold names and objects, not {found}")
+            yield Problem("methods", f"must hold names and objects, not {found}", code="wrong_type")
         titles = [] if wrong else [_title(method) for method in methods]
         for name in sorted({name for name in titles if titles.count(name) > 1}):
-            yield Problem("methods", f"{name!r} is there twice; a mapping gives each row a name of its own")
+            yield Problem(
+                "methods",
+                f"{name!r} is there twice; a mapping gives each row a name of its own",
+                code="duplicate",
+            )
 
 
 def _described(
@@ -257,7 +275,9 @@ def _described(
 ) -> dict[str, Any]:
     """Returns what the arguments say of the section `sweep`, by its settings."""
     if methods is not None and rows is not None:
-        raise ConfigurationError([Problem("rows", "and methods are both the rows; give one of them")])
+        raise ConfigurationError(
+            [Problem("rows", "and methods are both the rows; give one of them", code="conflict")]
+        )
     described: dict[str, Any] = {}
     if methods is not None:
         named = methods if isinstance(methods, Mapping) else {_title(method): method for method in methods}

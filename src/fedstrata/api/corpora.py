@@ -65,9 +65,11 @@ def read(path: str | Path, format: str | Reader | None = None, **settings: Any) 
     form: Any = format or detected(place, "format")
     if not isinstance(form, str):
         message = f"must be a name or an object of a reader, not {shortened(form)}"
-        raise ConfigurationError([Problem("format", message)])
+        raise ConfigurationError([Problem("format", message, code="wrong_type")])
     if form not in (*NAMES, *READERS.installed) and ":" not in form:
-        raise ConfigurationError([Problem("format", f"{form!r} is none of {', '.join(NAMES)}")])
+        raise ConfigurationError(
+            [Problem("format", f"{form!r} is none of {', '.join(NAMES)}", code="unknown_name")]
+        )
     corpus, problems = validate(CorpusSettings, Source({"format": form, "path": str(path), **settings}))
     if corpus is None:
         raise ConfigurationError(problems)
@@ -85,9 +87,13 @@ def _without_effect(settings: Mapping[str, Any], *, own_reader: bool) -> Iterato
     """Yields the settings of a corpus that reading does not use."""
     for name in settings:
         if own_reader:
-            yield Problem(name, "has no effect with a reader object, whose settings are its own")
+            yield Problem(
+                name, "has no effect with a reader object, whose settings are its own", code="no_effect"
+            )
         elif name in CorpusSettings.model_fields and name not in READ_SETTINGS:
-            yield Problem(name, f"has no effect in read; it is a setting of a run, data.{name}")
+            yield Problem(
+                name, f"has no effect in read; it is a setting of a run, data.{name}", code="no_effect"
+            )
 
 
 @with_argument_names
@@ -145,17 +151,19 @@ def made_notes(
         "--notes-per-patient": (notes_per_patient, 1),
     }
     problems = [
-        Problem(name, f"must be at least {fewest}, not {value}")
+        Problem(name, f"must be at least {fewest}, not {value}", code="out_of_range")
         for name, (value, fewest) in least.items()
         if value is not None and value < fewest
     ]
     if imbalance is not None and not 0.0 <= imbalance <= 10.0:
-        problems.append(Problem("--imbalance", f"must be from 0 to 10, not {imbalance:g}"))
+        problems.append(
+            Problem("--imbalance", f"must be from 0 to 10, not {imbalance:g}", code="out_of_range")
+        )
     if admissions is not None and format != "mimic":
-        problems.append(Problem("--admissions", f"is for the format mimic, not {format!r}"))
+        problems.append(Problem("--admissions", f"is for the format mimic, not {format!r}", code="no_effect"))
     if admissions is not None and notes_per_patient is not None:
         message = "has no meaning with --admissions, whose patients the notes are filed under"
-        problems.append(Problem("--notes-per-patient", message))
+        problems.append(Problem("--notes-per-patient", message, code="no_effect"))
     refuse(problems)
     found = None if admissions is None else read_codes(admissions)  # first: to make the notes takes longer
     made = generate(

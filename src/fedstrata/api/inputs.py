@@ -57,7 +57,7 @@ def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, fold
     else:
         if columns is not None and not _has_table(data):
             message = "has no meaning with documents: it says what the columns of tables hold"
-            raise ConfigurationError([Problem("columns", message)])
+            raise ConfigurationError([Problem("columns", message, code="no_effect")])
         documents = documents_of(data, _checked(columns))
         path = _write_documents(folder, documents)
         for name in ("format", "path", "files", "synthetic", "columns"):
@@ -116,9 +116,11 @@ def with_documents_again(source: Source, data: Any, columns: Mapping[str, Any] |
     removed = path == folder.absolute() / INPUTS / DOCUMENTS and not path.exists()
     if data is None and removed:
         message = "was removed when the run ended: give the same documents again"
-        raise ConfigurationError([Problem("data", message)])
+        raise ConfigurationError([Problem("data", message, code="missing")])
     if data is not None and not removed:
-        raise ConfigurationError([Problem("data", f"is kept in {folder}, and is not given again")])
+        raise ConfigurationError(
+            [Problem("data", f"is kept in {folder}, and is not given again", code="exists")]
+        )
     if data is not None:
         _write_documents(folder, documents_of(data, _checked(columns)))
 
@@ -140,10 +142,10 @@ def with_model(source: Source, model: Any, tokenizer: Any, folder: Path) -> None
         message = (
             f"is needed with the loaded {type(model).__name__}: the fast tokenizer that it was made with"
         )
-        raise ConfigurationError([Problem("tokenizer", message)])
+        raise ConfigurationError([Problem("tokenizer", message, code="missing")])
     if tokenizer is not None and not loaded:
         message = "is for a model that is given as a loaded object; others have theirs (model.tokenizer)"
-        raise ConfigurationError([Problem("tokenizer", message)])
+        raise ConfigurationError([Problem("tokenizer", message, code="no_effect")])
     if model is None:
         return
     if loaded:
@@ -170,7 +172,7 @@ def _kept_model(model: Module, tokenizer: Any, place: Path) -> dict[str, Any]:
         compared = filecmp.dircmp(again, place)
         if compared.left_list != compared.right_list or compared.diff_files:
             message = f"{place} holds another model; name another folder (out)"
-            raise ConfigurationError([Problem("model", message)])
+            raise ConfigurationError([Problem("model", message, code="exists")])
     return {"name": str(place.absolute())}
 
 
@@ -195,7 +197,9 @@ def documents_of(data: Any, columns: ColumnSettings = ColumnSettings()) -> list[
     for name, (site, split) in _places(parts).items():
         found += _of_part(parts[name], columns, site, split)
     if not found:
-        raise ConfigurationError([Problem("data", f"holds no documents: {kinds_in(data)}", ORIGIN)])
+        raise ConfigurationError(
+            [Problem("data", f"holds no documents: {kinds_in(data)}", ORIGIN, code="not_enough_data")]
+        )
     ids = [document.id for document in found]
     if len(set(ids)) < len(ids):
         found = [replace(each, id=f"{each.site}/{each.id}" if each.site else each.id) for each in found]
@@ -203,7 +207,7 @@ def documents_of(data: Any, columns: ColumnSettings = ColumnSettings()) -> list[
         for document in found:
             if document.id in seen:
                 message = f"two documents have the id {document.id!r}; ids are unique within a site"
-                raise ConfigurationError([Problem("data", message, ORIGIN)])
+                raise ConfigurationError([Problem("data", message, ORIGIN, code="duplicate")])
             seen.add(document.id)
     return found
 
@@ -221,10 +225,10 @@ def _places(parts: Mapping[Any, Any]) -> dict[Any, tuple[str, str]]:
     if "train" in splits:
         unknown = next(repr(name) for name, split in splits.items() if not split)
         message = f"has 'train', a part of the split, beside {unknown}, which is none; leave one of them out"
-        raise ConfigurationError([Problem("data", message, ORIGIN)])
+        raise ConfigurationError([Problem("data", message, ORIGIN, code="conflict")])
     if nameless := [name for name in parts if not isinstance(name, str | int) or isinstance(name, bool)]:
         message = f"{nameless[0]!r} is no name of a site; give text or a whole number"
-        raise ConfigurationError([Problem("data", message, ORIGIN)])
+        raise ConfigurationError([Problem("data", message, ORIGIN, code="wrong_type")])
     return {name: (str(name), "") for name in parts}
 
 
@@ -239,15 +243,15 @@ def _of_part(part: Any, columns: ColumnSettings, site: str, split: str) -> list[
             "must be a path, a section, documents (fedstrata.Document), a datasets.Dataset or a pandas "
             f"frame, or one of these by site, not {kinds_in(part)}{f' (for {site!r})' if site else ''}"
         )
-        raise ConfigurationError([Problem("data", message, ORIGIN)])
+        raise ConfigurationError([Problem("data", message, ORIGIN, code="wrong_type")])
     for number, document in enumerate(documents, start=1):
         if wrong := _unfit(document):
             message = f"document {number}{f' of {site!r}' if site else ''}: {wrong}"
-            raise ConfigurationError([Problem("data", message, ORIGIN)])
+            raise ConfigurationError([Problem("data", message, ORIGIN, code="wrong_type")])
     own = {document.site for document in documents} - {site, ""} if site else set()
     if own:
         message = f"documents given for the site {site!r} say that they are of {sorted(own)[0]!r}"
-        raise ConfigurationError([Problem("data", message, ORIGIN)])
+        raise ConfigurationError([Problem("data", message, ORIGIN, code="conflict")])
     return [_placed(document, site, split) for document in documents]
 
 
@@ -353,7 +357,7 @@ def _write_documents(folder: Path, documents: Sequence[Document]) -> Path:
     if path.exists():
         if path.read_bytes() != content:
             message = f"{path} holds other documents; name another folder (out)"
-            raise ConfigurationError([Problem("data", message, ORIGIN)])
+            raise ConfigurationError([Problem("data", message, ORIGIN, code="exists")])
         return path
     private_folder(path.parent)
     write_atomically(path, [content], mode=0o600)

@@ -132,7 +132,7 @@ def lay(source: Source, options: Mapping[str, Any]) -> None:
     single = _single(options.get("settings"))
     arguments = {SHORT.get(name, name): name for name in options}
     problems = [
-        Problem(path, f"is given twice: as the argument {arguments[path]} and in settings")
+        Problem(path, f"is given twice: as the argument {arguments[path]} and in settings", code="duplicate")
         for path in single
         if path in arguments
     ]
@@ -160,7 +160,9 @@ def _single(settings: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(settings, Mapping) or not all(isinstance(path, str) for path in settings):
         message = "must be a mapping of dotted paths to values, {'training.epochs': 2}"
-        raise ConfigurationError([Problem("settings", f"{message}, not {type(settings).__name__}")])
+        raise ConfigurationError(
+            [Problem("settings", f"{message}, not {type(settings).__name__}", code="wrong_type")]
+        )
     return settings
 
 
@@ -171,7 +173,10 @@ def _refuse_unknown(options: Mapping[str, Any]) -> None:
         hints = (did_you_mean(name, known, before="; ") for name in unknown)
         way = "single settings go into settings={'section.name': value}"
         raise ConfigurationError(
-            [Problem(name, f"is no argument{hint}; {way}") for name, hint in zip(unknown, hints, strict=True)]
+            [
+                Problem(name, f"is no argument{hint}; {way}", code="unknown_name")
+                for name, hint in zip(unknown, hints, strict=True)
+            ]
         )
 
 
@@ -181,7 +186,7 @@ def section_of(name: str, value: Any) -> Any:
         return {_NAMED_BY[name]: str(value)}
     if isinstance(value, type) and issubclass(value, BaseModel):
         message = f"is the class {value.__name__}; give an object of it: {value.__name__}(...)"
-        raise ConfigurationError([Problem(name, message)])
+        raise ConfigurationError([Problem(name, message, code="wrong_type")])
     if isinstance(value, BaseModel):
         return _described(name, value)
     if name == "adapter" and hasattr(value, "peft_type"):
@@ -204,7 +209,9 @@ def _described(name: str, value: BaseModel) -> Any:
     kinds = {"method": (Method,), "task": (Task,)}.get(name) or variants(RunSettings.model_fields.get(name))
     if name in Options.__annotations__ and not isinstance(value, kinds):
         allowed = " or ".join(["a plain value", *(f"fedstrata's {kind.__name__}" for kind in kinds)])
-        raise ConfigurationError([Problem(name, f"must be {allowed}, not {type(value).__name__}")])
+        raise ConfigurationError(
+            [Problem(name, f"must be {allowed}, not {type(value).__name__}", code="wrong_type")]
+        )
     if isinstance(value, Method):
         from fedstrata.methods import METHODS  # noqa: PLC0415
 
@@ -232,4 +239,6 @@ def _plain(name: str, value: Any) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    raise ConfigurationError([Problem(name, f"must be a plain value, not {type(value).__name__}")])
+    raise ConfigurationError(
+        [Problem(name, f"must be a plain value, not {type(value).__name__}", code="wrong_type")]
+    )

@@ -39,16 +39,18 @@ def _listed(texts: Any) -> list[str | Document]:
         return [texts]
     if isinstance(texts, str):
         message = "must be a list of texts or documents, not one str: give a text as [text]"
-        raise ConfigurationError([Problem("texts", f"{message}, a file or folder as pathlib.Path")])
+        raise ConfigurationError(
+            [Problem("texts", f"{message}, a file or folder as pathlib.Path", code="wrong_type")]
+        )
     if isinstance(texts, Mapping) or is_table(texts) or not isinstance(texts, Iterable):
         message = f"must be a list of texts or documents, not {type(texts).__name__}"
         hint = "; of a frame give one column: frame['note']" if is_table(texts) else ""
-        raise ConfigurationError([Problem("texts", f"{message}{hint}")])
+        raise ConfigurationError([Problem("texts", f"{message}{hint}", code="wrong_type")])
     given = list(texts)
     for number, each in enumerate(given, start=1):
         if not isinstance(each.text if isinstance(each, Document) else each, str):
             message = f"number {number} must be text or a document with text, not {type(each).__name__}"
-            raise ConfigurationError([Problem("texts", message)])
+            raise ConfigurationError([Problem("texts", message, code="wrong_type")])
     return given
 
 
@@ -89,7 +91,11 @@ class Result:
         clients = (self._history.start or {}).get("clients", {})
         if client is not None and clients and client not in clients:
             raise ConfigurationError(
-                [Problem("client", f"must be one of {', '.join(clients)}, not {client!r}")]
+                [
+                    Problem(
+                        "client", f"must be one of {', '.join(clients)}, not {client!r}", code="unknown_name"
+                    )
+                ]
             )
 
     @property
@@ -173,7 +179,7 @@ class Result:
         ]
         if (what := self.task.beyond_texts[0]) and any(isinstance(each, str) for each in given):
             message = f"must be documents with {what} for task {self.task.name}, not texts"
-            raise ConfigurationError([Problem("texts", message)])
+            raise ConfigurationError([Problem("texts", message, code="wrong_type")])
         found = prediction.annotated(self._opened, documents)
         warn_of_trained(trained_texts(self._opened).count(documents), len(documents))
         return found
@@ -212,7 +218,9 @@ class Result:
             return scores_frame(self._predict_files(texts, out, input_format, format))
         idle = {"out": out, "format": format, "input_format": None if input_format == prediction.TEXT else 1}
         message = "is for a path (pathlib.Path), and has no meaning with texts in memory"
-        refuse([Problem(name, message) for name, value in idle.items() if value is not None])
+        refuse(
+            [Problem(name, message, code="no_effect") for name, value in idle.items() if value is not None]
+        )
         return annotations_frame(self.annotate(texts), self.task)
 
     def _predict_files(

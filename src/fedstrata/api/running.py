@@ -172,7 +172,7 @@ def resume(
     folder = Path(folder)
     if kept := [name for name in OBJECTS if name in options and name not in ("data", "columns")]:
         message = f"is kept in {folder}, and is not given again"
-        raise ConfigurationError([Problem(name, message) for name in kept])
+        raise ConfigurationError([Problem(name, message, code="exists") for name in kept])
     source_of(None, options)  # first: a class of a notebook that is given again is known by then
     source = resumable(folder, None, (), named_by="folder", command="fedstrata run")
     data, columns = options.pop("data", None), options.pop("columns", None)
@@ -228,7 +228,9 @@ def with_objects(source: Source, options: Mapping[str, Any], folder: Path) -> No
     if (data := options.get("data")) is not None:
         with_data(source, data, options.get("columns"), folder)
     elif options.get("columns") is not None:
-        raise ConfigurationError([Problem("columns", "has no meaning without data, whose columns they are")])
+        raise ConfigurationError(
+            [Problem("columns", "has no meaning without data, whose columns they are", code="no_effect")]
+        )
     with_model(source, options.get("model"), options.get("tokenizer"), folder)
 
 

@@ -214,9 +214,13 @@ def scored(
         draws: How intervals are made.
     """
     if run is not None and types is not None:
-        raise ConfigurationError([Problem("--types", "has no meaning with --as, which names the types")])
+        raise ConfigurationError(
+            [Problem("--types", "has no meaning with --as, which names the types", code="no_effect")]
+        )
     if part is not None and run is None:
-        raise ConfigurationError([Problem("--part", "has no meaning without --as, which names the run")])
+        raise ConfigurationError(
+            [Problem("--part", "has no meaning without --as, which names the run", code="no_effect")]
+        )
     refuse([*_misfits(sides, types, draws)])
     known = FORMATS if run is None else document_pairs.formats_as(Path(run))
     documents = [
@@ -249,16 +253,22 @@ def _misfits(sides: Mapping[str, Any], types: Any, draws: Draws) -> Iterator[Pro
             continue
         if not isinstance(side, list | tuple) or not all(isinstance(each, Document) for each in side):
             message = "must be a path, or a list of documents (fedstrata.Document)"
-            yield Problem(name, f"{message}, not {kinds_in(side)}")
+            yield Problem(name, f"{message}, not {kinds_in(side)}", code="wrong_type")
             continue
         ids = Counter((document.site, document.id) for document in side)
         if twice := next((own for (_, own), times in ids.items() if times > 1), None):
-            yield Problem(name, f"has the document {twice!r} twice")
+            yield Problem(name, f"has the document {twice!r} twice", code="duplicate")
     if isinstance(types, str):
-        yield Problem("types", "must be a list of types, or a mapping to new names, not one text")
+        yield Problem(
+            "types", "must be a list of types, or a mapping to new names, not one text", code="wrong_type"
+        )
     for option, count in (("instances", draws.instances), ("resamples", draws.resamples)):
         least = 1 if option == "resamples" else 0
         if not isinstance(count, int) or count < least:
-            yield Problem(option, f"must be a whole number from {least}, not {shortened(count)}")
+            yield Problem(
+                option, f"must be a whole number from {least}, not {shortened(count)}", code="out_of_range"
+            )
     if not isinstance(draws.level, float) or not 0 < draws.level < 1:
-        yield Problem("level", f"must be a share between 0 and 1, not {shortened(draws.level)}")
+        yield Problem(
+            "level", f"must be a share between 0 and 1, not {shortened(draws.level)}", code="out_of_range"
+        )

@@ -178,7 +178,9 @@ def attacked_run(
             message = (
                 f"no parameter of the model has left {unseen[0]}, which holds canaries: nothing to judge"
             )
-            raise FedstrataError(f"{message} ({experiment.method.name}, {run.committed} rounds)")
+            raise FedstrataError(
+                f"{message} ({experiment.method.name}, {run.committed} rounds)", code="nothing_sent"
+            )
     return run
 
 

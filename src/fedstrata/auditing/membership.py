@@ -278,24 +278,32 @@ def unattackable(experiment: Experiment) -> list[Problem]:
     found += unseen(experiment)
     if experiment.privacy.mechanism == "central":
         message = "'central' protects clients as a whole, and canaries are patients of a client"
-        found.append(Problem("privacy.mechanism", message))
+        found.append(Problem("privacy.mechanism", message, code="not_supported"))
     if settings.privacy.secure_aggregation:
         message = (
             "hides single updates, by which canaries are told apart: a server sees the sum of a round alone; "
             "audit the run without it (with privacy.mechanism 'local' or 'none', since 'joint' needs it)"
         )
-        found.append(Problem("privacy.secure_aggregation", message))
+        found.append(Problem("privacy.secure_aggregation", message, code="not_supported"))
     by_window = experiment.privacy.mechanism == "local" and settings.privacy.unit == "window"
     if by_window and experiment.task.packed:
         message = "windows of several documents, in which a canary is no unit of its own; use 'document'"
-        found.append(Problem("privacy.unit", f"'window' of task {experiment.task.name} are {message}"))
+        found.append(
+            Problem(
+                "privacy.unit", f"'window' of task {experiment.task.name} are {message}", code="not_supported"
+            )
+        )
     return found
 
 
 def _strangers(experiment: Experiment, target: Target) -> list[Problem]:
     trains = [name for name, own in experiment.clients.items() if own.train]
     return [
-        Problem("--client", f"{name!r} is no client that trains; these are: {', '.join(trains)}")
+        Problem(
+            "--client",
+            f"{name!r} is no client that trains; these are: {', '.join(trains)}",
+            code="unknown_name",
+        )
         for name in target.clients
         if name not in trains
     ]
@@ -305,9 +313,15 @@ def _without_shadows(target: Target) -> Iterator[Problem]:
     """Yields what is asked of too few shadow runs."""
     least = f"{LEAST_SHADOWS} or more, so that each canary is at least twice in and twice out"
     if 0 < target.shadows < LEAST_SHADOWS:
-        yield Problem("--shadows", f"must be 0 (no score 'lira'), or {least}, not {target.shadows}")
+        yield Problem(
+            "--shadows", f"must be 0 (no score 'lira'), or {least}, not {target.shadows}", code="out_of_range"
+        )
     elif target.score == "lira" and not target.shadows:
-        yield Problem("--score", f"'lira' holds losses against those of shadow runs; give --shadows {least}")
+        yield Problem(
+            "--score",
+            f"'lira' holds losses against those of shadow runs; give --shadows {least}",
+            code="missing",
+        )
 
 
 def _unfalsifiable(experiment: Experiment, target: Target) -> Iterator[Problem]:
@@ -317,10 +331,16 @@ def _unfalsifiable(experiment: Experiment, target: Target) -> Iterator[Problem]:
     privacy = experiment.settings.privacy
     if not privacy.spends:
         message = "has no effect on a run without noise, of which nothing is claimed"
-        yield Problem("--falsified", f"{target.falsified!r} {message}; give privacy.epsilon, or leave it out")
+        yield Problem(
+            "--falsified",
+            f"{target.falsified!r} {message}; give privacy.epsilon, or leave it out",
+            code="no_effect",
+        )
     if privacy.bounded_by is not None:
         message = "makes a run that spends more of patients than is claimed, against privacy.budget"
-        yield Problem("--falsified", f"{target.falsified!r} {message}; leave one of the two out")
+        yield Problem(
+            "--falsified", f"{target.falsified!r} {message}; leave one of the two out", code="conflict"
+        )
 
 
 def _with_room(experiment: Experiment, canaries: Canaries, raised: bool) -> tuple[Experiment, int]:
@@ -345,7 +365,9 @@ def _with_room(experiment: Experiment, canaries: Canaries, raised: bool) -> tupl
     units = {name: factor * count for name, count in settings.units.items()}
     if settings.delta is not None and settings.delta * max(units.values()) >= 1.0:
         message = f"must be below 1/{max(units.values())}, for the units that are declared with canaries"
-        raise ConfigurationError([Problem("privacy.delta", f"{message}, not {settings.delta:g}")])
+        raise ConfigurationError(
+            [Problem("privacy.delta", f"{message}, not {settings.delta:g}", code="out_of_range")]
+        )
     more = {"units": units, "expected_batch": factor * settings.expected_batch}
     own = experiment.settings.model_copy(update={"privacy": settings.model_copy(update=more)})
     privacy = privacy_of(own, experiment.method, experiment.model.layout)
@@ -366,4 +388,4 @@ def _no_room(experiment: Experiment, room: Mapping[str, int]) -> Problem:
     name, needed = max(room.items(), key=lambda each: each[1] / units[each[0]])
     told = f"{name!r} declares {units[name]} {settings.unit}s, and with its canaries it may have {needed}"
     way = "declare more, take fewer --canaries, or let --raise-units raise this and privacy.expected_batch"
-    return Problem("privacy.units", f"{told}; {way}, both by the same factor")
+    return Problem("privacy.units", f"{told}; {way}, both by the same factor", code="out_of_range")

@@ -202,17 +202,25 @@ def unseen(experiment: Experiment) -> list[Problem]:
     """Returns why a run has no updates that could be looked at."""
     method, layout = experiment.method, experiment.model.layout
     if not experiment.settings.federation.rounds:
-        return [Problem("federation.rounds", "must be 1 or more for an attack on what leaves clients")]
+        return [
+            Problem(
+                "federation.rounds",
+                "must be 1 or more for an attack on what leaves clients",
+                code="out_of_range",
+            )
+        ]
     if any(method.divides(name) is not None for name in experiment.clients):
         message = f"{method.name} divides the model: hidden states leave its clients, and no update that"
         return [
             Problem(
-                "method.name", f"{message} span, invert or membership reads; use: fedstrata attack hidden"
+                "method.name",
+                f"{message} span, invert or membership reads; use: fedstrata attack hidden",
+                code="divides_model",
             )
         ]
     if not method.pooled and set(method.trainable(layout)) <= set(method.private(layout)):
         message = f"with {method.name} nothing of the model leaves a client for span, invert or membership"
-        return [Problem("method.name", message)]
+        return [Problem("method.name", message, code="nothing_sent")]
     return []
 
 
@@ -220,7 +228,7 @@ def unread(experiment: Experiment) -> Iterator[Problem]:
     """Yields that nothing has to be read out of updates where the documents themselves travel."""
     if experiment.method.pooled:
         message = f"with {experiment.method.name} the documents themselves travel, and no update for span or "
-        yield Problem("method.name", f"{message}invert")
+        yield Problem("method.name", f"{message}invert", code="documents_sent")
 
 
 @contextmanager

@@ -184,10 +184,10 @@ def _unsent(source: Source, experiment: Experiment, *, what_if: bool) -> str:
         fitting = ", ".join(applicable(experiment)) or "none"
         way = "--what-if attacks hidden states that it would send if it did"
         message = f"attack hidden does not apply: {unsent}; attacks that apply: {fitting}; {way}"
-        raise ConfigurationError([source.problem("method.name", message)])
+        raise ConfigurationError([source.problem("method.name", message, "not_supported")])
     if what_if and not unsent:
         message = f"is for methods that send no hidden states, and {experiment.method.name} sends them"
-        raise ConfigurationError([Problem("--what-if", message)])
+        raise ConfigurationError([Problem("--what-if", message, code="no_effect")])
     return unsent
 
 
@@ -363,5 +363,7 @@ def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
         values = [-1.0]
     if any(not 0 <= value < math.inf or (whole and value != int(value)) for value in values):
         kind = "whole numbers" if whole else "numbers"
-        raise ConfigurationError([Problem(option, f"must be {kind} of 0 or more with commas, not {text!r}")])
+        raise ConfigurationError(
+            [Problem(option, f"must be {kind} of 0 or more with commas, not {text!r}", code="wrong_form")]
+        )
     return values

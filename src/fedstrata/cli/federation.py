@@ -51,7 +51,7 @@ def init(
 
     names = [*(sites or []), *(more or [])]
     folder = Path(name)
-    wrong = [Problem("--server", fault)] if (fault := address_fault(server)) else []
+    wrong = [Problem("--server", fault, code="wrong_form")] if (fault := address_fault(server)) else []
     refuse([*_name_problems("NAME", [folder.name]), *_site_problems("--sites", names), *wrong])
     require_safe(listen or server, insecure=False, setting="--listen")
     settings = FederationSettings(name=folder.name, server=server, days=days)
@@ -145,22 +145,26 @@ def _site_problems(where: str, names: list[str]) -> list[Problem]:
     from fedstrata.transport.enrolment import SERVER  # noqa: PLC0415 - heavy
     from fedstrata.transport.kit import SETTINGS  # noqa: PLC0415
 
-    problems = [] if names else [Problem(where, "must name at least one site")]
+    problems = [] if names else [Problem(where, "must name at least one site", code="missing")]
     problems += _name_problems(where, names)
     problems += [
-        Problem(where, f"{name!r} names a file of kits; choose another")
+        Problem(where, f"{name!r} names a file of kits; choose another", code="conflict")
         for name in names
         if name == SETTINGS or name.endswith(".zip")
     ]
     problems += [
         Problem(
-            where, f"names {name!r} twice; capitals make no other name, since some disks tell no difference"
+            where,
+            f"names {name!r} twice; capitals make no other name, since some disks tell no difference",
+            code="duplicate",
         )
         for name, count in Counter(map(str.casefold, names)).items()
         if count > 1
     ]
     if SERVER in map(str.casefold, names):
-        problems.append(Problem(where, f"{SERVER!r} is the server's own name; choose another"))
+        problems.append(
+            Problem(where, f"{SERVER!r} is the server's own name; choose another", code="conflict")
+        )
     return problems
 
 
@@ -169,7 +173,7 @@ def _name_problems(where: str, names: list[str]) -> list[Problem]:
 
     allowed = "1 to 63 letters, digits, dots, dashes and underscores, the first a letter or digit"
     return [
-        Problem(where, f"must be {allowed}, not {name!r:.80}")
+        Problem(where, f"must be {allowed}, not {name!r:.80}", code="wrong_form")
         for name in names
         if not re.fullmatch(NAME_PATTERN, name)
     ]

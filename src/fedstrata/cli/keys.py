@@ -76,7 +76,7 @@ def lock(
 
     if file.exists():
         message = f"{file} exists: whom a site trusts is not overwritten; name another file, or move it away"
-        raise ConfigurationError([Problem("", message)])
+        raise ConfigurationError([Problem("", message, code="exists")])
     known = lock_of(sites)
     write_lock(file, known)
     for name, public in sorted(known.items()):

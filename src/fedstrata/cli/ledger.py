@@ -72,10 +72,16 @@ def verify(
     ledgers, wrong = ledger_verification.ledgers_in(path), list[FedstrataError]()
     if (head or witnessed) and len(ledgers) > 1:
         message = f"is of one ledger, and {path} holds {len(ledgers)}; name one of them"
-        raise ConfigurationError([Problem("--head" if head else "--witnessed", message)])
+        raise ConfigurationError([Problem("--head" if head else "--witnessed", message, code="conflict")])
     if head is not None and not ledger_verification.is_hash(head):
         raise ConfigurationError(
-            [Problem("--head", f"must be 64 digits of 0-9 and a-f, not {printable(head, 80)!r}")]
+            [
+                Problem(
+                    "--head",
+                    f"must be 64 digits of 0-9 and a-f, not {printable(head, 80)!r}",
+                    code="wrong_form",
+                )
+            ]
         )
     heads = {head: "--head"} if head else {}
     if witnessed or lock:
@@ -95,7 +101,7 @@ def _witnessed(ledger: Path, witnessed: Path | None, lock: Path | None) -> dict[
     """Returns the heads of a ledger that another site has kept, and the sums that they came with."""
     if witnessed is None or lock is None:
         given, missing = ("--lock", "--witnessed") if witnessed is None else ("--witnessed", "--lock")
-        raise ConfigurationError([Problem(given, f"says nothing without {missing}")])
+        raise ConfigurationError([Problem(given, f"says nothing without {missing}", code="no_effect")])
     from fedstrata.privacy.federation_lock import read_lock  # noqa: PLC0415 - heavy
     from fedstrata.privacy.ledger_verification import read_ledger  # noqa: PLC0415
     from fedstrata.privacy.ledger_witness import heads_witnessed  # noqa: PLC0415
@@ -103,7 +109,7 @@ def _witnessed(ledger: Path, witnessed: Path | None, lock: Path | None) -> dict[
     first = next(read_ledger(ledger), None)
     if first is None:
         message = f"{ledger} has no line, and nobody's heads are looked for"
-        raise ConfigurationError([Problem("PATH", message)])
+        raise ConfigurationError([Problem("PATH", message, code="missing")])
     return heads_witnessed(witnessed, first["client"], first["run"], read_lock(lock))
 
 
@@ -120,7 +126,7 @@ def _sound(ledger: Path, wrong: list[FedstrataError]) -> Iterator[Line]:
 def _end_with(wrong: list[FedstrataError], more: str = "") -> None:
     """Ends with what is wrong, if anything is."""
     if wrong:
-        raise FedstrataError("\n".join(f"{error}{more}" for error in wrong))
+        raise FedstrataError("\n".join(f"{error}{more}" for error in wrong), code=wrong[0].code)
 
 
 def _show(ledger: Path, summary: Summary) -> None:

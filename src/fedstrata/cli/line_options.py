@@ -44,7 +44,13 @@ def with_options(kind: type[Line], **usual: float) -> Callable[[Callable[..., No
             if kit is not None:
                 open_ones = {name: own for name, own in kind.of_kit(kit).items() if options[name] is None}
                 message = f"must be given: its file is gone from {kit.folder}"
-                refuse([Problem(f"--{name}", message) for name, own in open_ones.items() if own is None])
+                refuse(
+                    [
+                        Problem(f"--{name}", message, code="missing")
+                        for name, own in open_ones.items()
+                        if own is None
+                    ]
+                )
                 options |= open_ones
             verb(line=kind(**options, kit=kit), **given)
 
@@ -72,6 +78,6 @@ def _take_kit(given: dict[str, Any]) -> Kit | None:
         return None
     if len(named) > 1:
         message = f"one kit at most, not {len(named)}: {', '.join(map(str, named))}"
-        raise ConfigurationError([Problem("", message)])
+        raise ConfigurationError([Problem("", message, code="conflict")])
     given[place] = [text for text in arguments if Path(text) != named[0]]
     return open_kit(named[0])

@@ -31,7 +31,7 @@ from fedstrata.cli import (
     watch,
 )
 from fedstrata.cli.options import Flags
-from fedstrata.core.errors import FedstrataError, printable
+from fedstrata.core.errors import ConfigurationError, FedstrataError, printable
 from fedstrata.display import log
 
 app = typer.Typer(
@@ -88,20 +88,21 @@ def main() -> None:
     try:
         app(prog_name="fedstrata")
     except FedstrataError as error:
-        _fail(str(error), error.exit_status)
+        shown = str(error) if isinstance(error, ConfigurationError) else f"{error}  [{error.code}]"
+        _fail(shown, error.exit_status, error.code)
     except OSError as error:
         _fail(f"{error.strerror or type(error).__name__}: {error.filename or 'no file named'}", 1)
     except Exception as error:  # a bug; its text may quote a note, so only its type is shown
         _fail(f"unexpected {type(error).__name__}; run again with --debug to see where", 1)
 
 
-def _fail(message: str, status: int) -> NoReturn:
+def _fail(message: str, status: int, code: str = "unexpected") -> NoReturn:
     if Flags.debug:  # the places, not the text of the error: that may quote a note
         error = sys.exc_info()[1]
         for link in (error.__cause__ if error else None, error):  # a client's own error first
             traceback.print_tb(link.__traceback__ if link else None)
     if log.is_json():
-        log.tell(message, level=logging.ERROR, event="failed")
+        log.tell(message, level=logging.ERROR, event="failed", code=code)
         sys.exit(status)
     for line in f"fedstrata: {message}".split("\n"):
         print(printable(line, len(line)), file=sys.stderr)

@@ -49,7 +49,7 @@ def fetch(
         return
     if not accept_licence and not typer.confirm("Do you accept these terms?"):
         raise ConfigurationError(
-            [Problem("--accept-licence", "the licence was not accepted; nothing was done")]
+            [Problem("--accept-licence", "the licence was not accepted; nothing was done", code="missing")]
         )
     download(model, to, report=typer.echo)
     typer.echo(f"written to {to}; use it with model.name={to}")

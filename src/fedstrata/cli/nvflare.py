@@ -42,7 +42,9 @@ def serve_on_nvflare(
     from fedstrata.record.summary import summarise  # noqa: PLC0415
 
     if admin is None:
-        raise ConfigurationError([Problem("--admin", "must be given: who submits the job, by its kit")])
+        raise ConfigurationError(
+            [Problem("--admin", "must be given: who submits the job, by its kit", code="missing")]
+        )
     timing, serving = line.timing(), line.serving(line.names(), patience)
     checked = check_served(source, serving.clients)
     folder = (out or free_folder(Path("runs"), checked.settings.name)).absolute()

@@ -91,7 +91,7 @@ def sort_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     if len(files) > 1:
         named = ", ".join(map(str, files))
         message = f"one configuration file at most, not {len(files)}: {named}; a setting is PATH=VALUE"
-        raise ConfigurationError([Problem("", message)])
+        raise ConfigurationError([Problem("", message, code="conflict")])
     return (files[0] if files else None), overrides
 
 

@@ -41,7 +41,9 @@ def run(
         _stop_at_eof()
     file, overrides = sort_arguments(arguments or [])
     if resume and out is None:
-        raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
+        raise ConfigurationError(
+            [Problem("", "--resume needs --out: the run directory to go on with", code="missing")]
+        )
     asked = None if resume else configuration(file, overrides)
     if asked is not None and asked.values.get("workers", 1) not in (1, "ray"):
         fork_server()  # which imports while this process does

@@ -98,7 +98,7 @@ def serve(
     if on is not None:
         if operations is not None:
             raise ConfigurationError(
-                [Problem("--operations", "has no use with --on: NVFlare serves the run")]
+                [Problem("--operations", "has no use with --on: NVFlare serves the run", code="no_effect")]
             )
         if not resume:
             require_free_folder(out)
@@ -106,7 +106,7 @@ def serve(
         serve_on_nvflare(line, source, out, admin, patience)
         return
     if admin is not None:
-        raise ConfigurationError([Problem("--admin", "has no use without --on nvflare")])
+        raise ConfigurationError([Problem("--admin", "has no use without --on nvflare", code="no_effect")])
     guests = line.guests()
     require_operations(operations)
     require_free(line.address)
@@ -247,7 +247,9 @@ def configuration_of(
         return configuration(*line.sorted(arguments))
     file, overrides = sort_arguments(arguments or [])
     if out is None:
-        raise ConfigurationError([Problem("", "--resume needs --out: the run directory to go on with")])
+        raise ConfigurationError(
+            [Problem("", "--resume needs --out: the run directory to go on with", code="missing")]
+        )
     from fedstrata.engine.run_folder import resumable  # noqa: PLC0415 - heavy
 
     return resumable(out, file, overrides, command="fedstrata serve")

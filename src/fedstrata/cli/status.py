@@ -60,7 +60,7 @@ def _latest(runs: Path) -> Path:
     """
     latest = max(runs.glob("*/record.jsonl"), key=lambda path: path.stat().st_mtime, default=None)
     if latest is None:
-        raise ConfigurationError([Problem("RUN", "must be given: there is no run in runs/")])
+        raise ConfigurationError([Problem("RUN", "must be given: there is no run in runs/", code="missing")])
     return latest.parent
 
 

@@ -43,7 +43,8 @@ def account_id(folder: Path, turn: MechanismEvent, *, make: bool = False) -> str
         private_folder(folder)
         write_atomically(path, [secrets.token_hex(16).encode()])
     if not has_account(folder):
-        raise BudgetRefusedError("nothing is reserved in this site's budget of privacy; no turn begins")
+        message = "nothing is reserved in this site's budget of privacy; no turn begins"
+        raise BudgetRefusedError(message, code="not_reserved")
     facts = (path.read_text(encoding="ascii"), *astuple(turn))
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
 

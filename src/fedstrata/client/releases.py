@@ -128,7 +128,8 @@ class Release:
         if others := [noise for noise in begun if noise != self._noise]:
             raise BudgetSpentError(
                 f"client {client} has begun {len(others)} turns of this run with other noise than is asked "
-                "for now, of which no epsilon of the run would be true; what was committed stays"
+                "for now, of which no epsilon of the run would be true; what was committed stays",
+                code="changed",
             )
         if (spent := len(begun)) >= self._allowed:
             raise BudgetSpentError(

@@ -145,7 +145,8 @@ class SecureTurns:
             if exchange == INPUT:
                 return self._input(order, site)
             if exchange not in self._answers:
-                raise FrameError(f"the server asks for {order.handler!r}, which is no exchange of a sum")
+                message = f"the server asks for {order.handler!r}, which is no exchange of a sum"
+                raise FrameError(message, code="unknown_name")
             said = Update({}, said_of(self._answers[exchange](order)))
             sent = frame.encode(said)
             with self._ledger(order) as ledger:
@@ -167,7 +168,7 @@ class SecureTurns:
             own, known = self._files_of(client)
             identity, lock = Identity.read(own), read_lock(known)
             if lock.get(client) != identity.public:
-                raise ConfigurationError([Problem("", _wrong_identity(client, identity, own, lock, known))])
+                raise ConfigurationError([_wrong_identity(client, identity, own, lock, known)])
             self._pinned[client] = identity, lock
         return self._pinned[client]
 
@@ -180,7 +181,8 @@ class SecureTurns:
             raise WrongSum(
                 f"a sum is to begin as {terms.sum}, and what is asked for is run {own[0]}, round {own[1]}, "
                 f"call {own[2]} of {'scores' if terms.counts else 'a handler of the method'}; nothing was "
-                "begun"
+                "begun",
+                code="not_agreed",
             )
         if not terms.counts:
             require_own_terms(terms, self._workplace.privacy)
@@ -248,7 +250,9 @@ class SecureTurns:
         if hash_of_frame(sent) != session.terms.plan:
             raise WrongSum(f"the plan that came is not the one that {session.terms.sum} was begun with")
         if not all(tensor.isfinite().all() for tensor in plan.tensors.values()):
-            raise WrongSum(f"the plan of {session.terms.sum} holds numbers that are not finite")
+            raise WrongSum(
+                f"the plan of {session.terms.sum} holds numbers that are not finite", code="not_finite"
+            )
         session.client.require_new(self._summed(order.client, session.terms, plan), sharers)
         if session.client.again and plan.tensors and not session.terms.counts:
             self._workplace.store(order.client, order.round).discard()  # what it learnt for that attempt
@@ -261,7 +265,7 @@ class SecureTurns:
             else:
                 if not all(tensor.isfinite().all() for tensor in trained.tensors.values()):
                     self._workplace.undo(order.client, order.round)
-                    trained = diverged(TrainingError("what was trained is not finite"))
+                    trained = diverged(TrainingError("what was trained is not finite", code="diverged"))
                 masked = self._masked(order, session, sharers, plan, trained)
             return Update(masked, said_of(MaskedInput(sum=sharers.sum, site=order.client)))
 
@@ -373,15 +377,17 @@ class SecureTurns:
         return self._model
 
 
-def _wrong_identity(client: str, identity: Identity, own: Path, lock: Lock, known: Path) -> str:
+def _wrong_identity(client: str, identity: Identity, own: Path, lock: Lock, known: Path) -> Problem:
     """Says why an identity is not the one that a lock has for a client, and what helps."""
     others = [site for site, public in lock.items() if public == identity.public]
     if others:
-        return (
+        message = (
             f"{own} is the identity of {others[0]!r} in {known}, and not that of {client!r}; give the "
             f"identity of {client!r} (--identity), or join as {others[0]!r} (--client)"
         )
-    return f"{known} has not the identity in {own} under {client!r}; write its public half there"
+        return Problem("", message, code="conflict")
+    message = f"{known} has not the identity in {own} under {client!r}; write its public half there"
+    return Problem("", message, code="not_found")
 
 
 def _place_of(terms: MeanTerms) -> tuple[str, int, int, bool]:

@@ -140,7 +140,8 @@ def home_of(home: Path, run: object) -> Path:
     if run is None:
         return home
     if not isinstance(run, str) or not re.fullmatch(r"[0-9a-f]{16}", run):
-        raise FrameError(f"the server says run={run!r}, which is no id of 16 hexadecimal digits")
+        message = f"the server says run={run!r}, which is no id of 16 hexadecimal digits"
+        raise FrameError(message, code="wrong_form")
     return home / f"run-{run}"
 
 

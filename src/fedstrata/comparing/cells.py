@@ -76,7 +76,9 @@ class Cell:
         committed = len(committed_rounds(read_events(self.record)))
         if committed > self.checked.settings.federation.rounds:
             message = f"must be at least {committed}, the rounds already committed in {self.folder}"
-            raise ConfigurationError([self.checked.source.problem("federation.rounds", message)])
+            raise ConfigurationError(
+                [self.checked.source.problem("federation.rounds", message, "out_of_range")]
+            )
 
     def validation(self, metric: str) -> float | None:
         """Returns the score on the validation split after the last round that was scored."""

@@ -169,11 +169,11 @@ def _wrong_scores(sweep: Sweep, metrics: Sequence[str]) -> Iterator[Problem]:
         if name not in allowed and not outside and not is_of_one(name, metrics, CLIENT):
             there = f"there are {', '.join(shown)}, and scores of single labels"
             message = f"there is no column {name!r}; {did_you_mean(name, allowed) or there}"
-            yield sweep.source.problem(f"{SECTION}.columns", message)
+            yield sweep.source.problem(f"{SECTION}.columns", message, "unknown_name")
     metric = sweep.settings.tune.metric if sweep.settings.tune else None
     if metric is not None and metric not in metrics:
         message = f"must be one of {', '.join(whole)}, not {metric!r}"
-        yield sweep.source.problem(f"{SECTION}.tune.metric", message)
+        yield sweep.source.problem(f"{SECTION}.tune.metric", message, "unknown_name")
 
 
 def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
@@ -187,7 +187,7 @@ def _other_data(rows: list[RowPlan]) -> Iterator[Problem]:
                         f"is {here!r}, in row {rows[0].name!r} {wanted!r}; rows are compared on the same "
                         f"data (unless {SECTION}.allow_different_data is true)"
                     )
-                    yield replace(own.source.problem(path, message), path=f"{row.name}: {path}")
+                    yield replace(own.source.problem(path, message, "conflict"), path=f"{row.name}: {path}")
 
 
 def _other_vocabularies(rows: list[RowPlan]) -> Iterator[Problem]:
@@ -205,7 +205,8 @@ def _other_vocabularies(rows: list[RowPlan]) -> Iterator[Problem]:
                     f"{cut}, that of row {rows[0].name!r} {first}: their perplexities cannot be compared"
                 )
                 yield replace(
-                    own.source.problem("model.vocabulary", message), path=f"{row.name}: model.vocabulary"
+                    own.source.problem("model.vocabulary", message, "conflict"),
+                    path=f"{row.name}: model.vocabulary",
                 )
 
 
@@ -275,8 +276,10 @@ def _of_each_trial(row: RowPlan) -> Iterator[Checked]:
 def folder_problems(folder: Path) -> Iterator[Problem]:
     """Yields why a comparison cannot be kept in a folder; what was given to it as objects may be there."""
     if folder.exists() and not folder.is_dir():
-        yield Problem("--out", f"{folder} is a file; name a folder")
+        yield Problem("--out", f"{folder} is a file; name a folder", code="exists")
         return
     others = {each.name for each in folder.iterdir()} - {INPUTS} if folder.is_dir() else set[str]()
     if others and LOCK not in others:
-        yield Problem("--out", f"{folder} holds something other than a comparison; name another folder")
+        yield Problem(
+            "--out", f"{folder} holds something other than a comparison; name another folder", code="exists"
+        )

@@ -51,7 +51,7 @@ class Cut:
             ConfigurationError: A count is negative, or no block is left for the middle.
         """
         problems = [
-            Problem(f"{self.section}.{name}", f"must be at least 0, not {count}")
+            Problem(f"{self.section}.{name}", f"must be at least 0, not {count}", code="out_of_range")
             for name, count in (("front", self.front), ("back", self.back))
             if count < 0
         ]
@@ -60,7 +60,7 @@ class Cut:
                 f"{self.front} blocks in front and {self.back} at the back leave none of the model's "
                 f"{blocks} for the server; both together may be at most {blocks - 1}"
             )
-            problems.append(Problem(f"{self.section}.front", message))
+            problems.append(Problem(f"{self.section}.front", message, code="conflict"))
         refuse(problems)
         return range(self.front, blocks - self.back)
 

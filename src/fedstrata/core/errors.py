@@ -8,7 +8,7 @@ from __future__ import annotations
 import copyreg
 import difflib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +21,23 @@ class TrainedOnWarning(UserWarning):
 
 
 class FedstrataError(Exception):
-    """Something failed while running; the message says what and what can be done."""
+    """Something failed while running; the message says what and what can be done.
+
+    Args:
+        args: The message.
+        code: What is wrong, as programs tell it (`fedstrata.core.error_codes`); that of the class if none.
+
+    Attributes:
+        code: As given.
+    """
 
     exit_status = 1
+    code = "failed"
+
+    def __init__(self, *args: object, code: str | None = None) -> None:
+        super().__init__(*args)
+        if code is not None:
+            self.code = code
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Lets any of them be raised in another process, whatever its `__init__` takes."""
@@ -33,17 +47,25 @@ class FedstrataError(Exception):
 class TrainingError(FedstrataError):
     """Training failed, a client's or as a whole, for example because a loss is no longer a number."""
 
+    code = "training_failed"
+
 
 class ClientsLostError(FedstrataError):
     """Too few clients of a round can deliver; the message says which failed, why, and how to go on."""
+
+    code = "clients_lost"
 
 
 class FrameError(FedstrataError):
     """A frame is cut short, malformed, or does not hold what was agreed."""
 
+    code = "malformed_frame"
+
 
 class BudgetSpentError(FedstrataError):
     """A client has spent all the privacy that its noise allows for."""
+
+    code = "budget_spent"
 
 
 class BudgetRefusedError(BudgetSpentError):
@@ -52,13 +74,19 @@ class BudgetRefusedError(BudgetSpentError):
     The server hears the message, so it says nothing of the budget.
     """
 
+    code = "budget_refused"
+
 
 class NotReleasedError(FedstrataError):
     """A method would send, under differential privacy, what no private training has released."""
 
+    code = "not_released"
+
 
 class NothingReleasedError(NotReleasedError):
     """A method would send tensors of a turn in which no private training has released any."""
+
+    code = "nothing_released"
 
 
 class PolicyRefusedError(FedstrataError):
@@ -67,31 +95,44 @@ class PolicyRefusedError(FedstrataError):
     The server hears the message, so it says nothing of the policy.
     """
 
+    code = "policy_refused"
+
 
 class StepLostError(FedstrataError):
     """The server of a split model no longer has what the backward pass of a step needs; run it again."""
+
+    code = "step_lost"
 
 
 class SessionLostError(FedstrataError):
     """The server of a split model no longer has the keys and values of a session; open it again."""
 
+    code = "session_lost"
+
 
 class SessionTooLargeError(FedstrataError):
     """One session of a split model alone needs more memory than the server gives all of them."""
+
+    code = "session_too_large"
 
 
 class LineError(FedstrataError):
     """Client and server of a conversation can no longer reach each other, or one waits in vain."""
 
+    code = "line_lost"
+
 
 class SessionOverError(LineError):
     """The other side no longer knows the session of a line: what was under way is lost, another may begin."""
+
+    code = "session_over"
 
 
 class RefusedError(FedstrataError):
     """One side of a conversation does not accept the other: who it is, or what it holds."""
 
     exit_status = 2
+    code = "refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +143,18 @@ class Problem:
         path: Dotted path of the setting, for example `method.top`.
         message: What is wrong: the value, and what is allowed.
         origin: Where the value was set, for example `demo.yaml, line 12`; empty if nowhere in particular.
+        code: What is wrong, as programs tell it (`fedstrata.core.error_codes`).
     """
 
     path: str
     message: str
     origin: str = ""
+    code: str = field(kw_only=True)
 
     def __str__(self) -> str:
-        where = f"  [from {self.origin}]" if self.origin else ""
-        return f"{self.path}: {self.message}{where}" if self.path else f"{self.message}{where}"
+        where = f", from {self.origin}" if self.origin else ""
+        shown = f"{self.message}  [{self.code}{where}]"
+        return f"{self.path}: {shown}" if self.path else shown
 
 
 def did_you_mean(name: str, allowed: Iterable[str], *, before: str = "") -> str:
@@ -131,11 +175,27 @@ def printable(text: str, most: int = 500) -> str:
     return shown if len(text) <= most else f"{shown} ..."
 
 
+class SettingError(ValueError):
+    """A value of a setting is wrong, as validators of settings tell it.
+
+    Args:
+        message: What is wrong, and what is allowed.
+        code: What is wrong, as programs tell it.
+    """
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
 class ConfigurationError(FedstrataError):
     """The configuration or its input is wrong; nothing was started.
 
     Args:
         problems: Every problem that was found, never only the first.
+
+    Attributes:
+        code: That of the first problem.
     """
 
     exit_status = 2
@@ -145,7 +205,8 @@ class ConfigurationError(FedstrataError):
         count = len(self.problems)
         head = "1 problem" if count == 1 else f"{count} problems"
         super().__init__(
-            "\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)])
+            "\n".join([f"{head} in the configuration:", *(f"  - {item}" for item in self.problems)]),
+            code=self.problems[0].code if self.problems else None,
         )
 
 
@@ -181,17 +242,25 @@ class DataError(FedstrataError):
         message: What was found there, without quoting the text of a note.
         line: The line number, counted from 1, where there is one.
         expected: What the format allows in this place.
+        code: As for any of our errors.
     """
 
     exit_status = 2
+    code = "malformed_data"
 
     def __init__(
-        self, path: Path | str, message: str, *, line: int | None = None, expected: str = ""
+        self,
+        path: Path | str,
+        message: str,
+        *,
+        line: int | None = None,
+        expected: str = "",
+        code: str | None = None,
     ) -> None:
         self.path, self.line, self.expected = Path(path), line, expected
         where = f"{path}, line {line}" if line is not None else f"{path}"
         tail = f" (expected {expected})" if expected else ""
-        super().__init__(f"{where}: {message}{tail}")
+        super().__init__(f"{where}: {message}{tail}", code=code)
 
     @property
     def each(self) -> tuple[DataError, ...]:
@@ -208,7 +277,7 @@ class ManyDataError(DataError):
 
     def __init__(self, errors: Sequence[DataError]) -> None:
         first = errors[0]
-        super().__init__(first.path, "", line=first.line, expected=first.expected)
+        super().__init__(first.path, "", line=first.line, expected=first.expected, code=first.code)
         self._errors = tuple(errors)
         self.args = ("\n".join([f"{len(errors)} files are wrong:", *(f"  - {error}" for error in errors)]),)
 

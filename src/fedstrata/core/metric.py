@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.errors import ConfigurationError, SettingError
 from fedstrata.core.plugins import Plugins
 from fedstrata.core.settings.base import Settings
 
@@ -96,11 +96,11 @@ class ExtraMetrics(Settings):
         try:
             names = [metric.name for metric in _made(sections)]
         except ConfigurationError as error:
-            raise ValueError("; ".join(problem.message for problem in error.problems)) from None
+            raise SettingError("; ".join(problem.message for problem in error.problems), error.code) from None
         own = getattr(cls, "metrics", ())
         taken = [*names, *(own if isinstance(own, tuple) else ())]
         if twice := [name for name in names if taken.count(name) > 1]:
-            raise ValueError(f"two scores would have the name {twice[0]!r}")
+            raise SettingError(f"two scores would have the name {twice[0]!r}", "duplicate")
         return sections
 
     @property

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, did_you_mean
 
 Plugin = TypeVar("Plugin")
 
@@ -98,15 +98,15 @@ class Plugins(Mapping[str, Plugin]):
             if name in self._here:
                 return self._here[name]
             if name in self.installed or is_reference(name):
-                if (why := self.why_not(name)) is not None:
-                    raise ConfigurationError([Problem(setting, why)])
+                if (wrong := self._wrong(name)) is not None:
+                    raise ConfigurationError([Problem(setting, str(wrong), code=wrong.code)])
                 return self._loaded[name]
         allowed = ", ".join([*self.own, *self.installed])
         hint = did_you_mean(name, [*self.own, *self.installed], before="; ") if isinstance(name, str) else ""
         given = "null" if name is None else repr(name)
         choice = f"one of {allowed}, or " if allowed else ""
         message = f"must be {choice}package.module:Class, not {given}{hint}"
-        raise ConfigurationError([Problem(setting, message)])
+        raise ConfigurationError([Problem(setting, message, code="unknown_name")])
 
     def make(self, section: Mapping[str, Any], setting: str) -> Any:
         """Returns the object that a section describes, of a class by its `name`.
@@ -120,15 +120,19 @@ class Plugins(Mapping[str, Plugin]):
 
     def why_not(self, name: str) -> str | None:
         """Returns why an entry point or a reference cannot be used; none if it can."""
+        wrong = self._wrong(name)
+        return None if wrong is None else str(wrong)
+
+    def _wrong(self, name: str) -> SettingError | None:
         if name in self._loaded:
             return None
         reference = self.installed[name].value if name in self.installed else name
         try:
             found = _imported(reference)
         except Exception as error:  # whatever a stranger's module raises
-            return f"{name!r} cannot be imported: {_reason(error, reference)}"
+            return SettingError(f"{name!r} cannot be imported: {_reason(error, reference)}", "not_importable")
         if not self._is_one(found):
-            return f"{name!r} is no {self._kind}"
+            return SettingError(f"{name!r} is no {self._kind}", "wrong_type")
         self._loaded[name] = found
         return None
 

@@ -23,6 +23,8 @@ WAIT = 60.0
 class SiteDatabaseError(RefusedError):
     """A site can no longer read or write what it has released, so nothing more may leave it."""
 
+    code = "unreadable"
+
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:

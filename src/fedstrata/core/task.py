@@ -118,7 +118,7 @@ class Task(SurveyedTask, Floored):
         for setting in self.naming:
             if getattr(self, setting) == "auto":
                 message = "'auto' reads them from the documents that are to be protected; name them"
-                yield Problem(f"task.{setting}", message)
+                yield Problem(f"task.{setting}", message, code="not_private")
 
     @property
     def without_relations(self) -> Sequence[str]:

@@ -67,7 +67,8 @@ def whole_number(value: JSON, name: str, least: int, most: int) -> int:
         FrameError: It is none between these two.
     """
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-        raise FrameError(f"an update says {name}={value!r:.40}, where {least} to {most} are possible")
+        message = f"an update says {name}={value!r:.40}, where {least} to {most} are possible"
+        raise FrameError(message, code="out_of_range")
     return value
 
 

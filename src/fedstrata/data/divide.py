@@ -87,14 +87,14 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
     blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
     if blank:
         message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
-        raise ConfigurationError([Problem("partition", message)])
+        raise ConfigurationError([Problem("partition", message, code="not_enough_data")])
     if taken := held_out.keys() & clients.keys():
         message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
-        raise ConfigurationError([Problem("data.split.test_sites", message)])
+        raise ConfigurationError([Problem("data.split.test_sites", message, code="duplicate")])
     outside = _external(settings, task, [*types, *sorted(named.difference(types))])
     if taken := outside.keys() & (clients.keys() | held_out.keys()):
         message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
-        raise ConfigurationError([Problem("data.external", message)])
+        raise ConfigurationError([Problem("data.external", message, code="duplicate")])
     tested = held_out | outside
     kept = {name: fewer(own) for name, own in tested.items()}
     limited = _limited(settings.data.limit, [parts, *kept.values()], [whole, *tested.values()])
@@ -112,7 +112,7 @@ def _with_absent(
     trained = [*every(clients, "train"), *server]
     if all(document.annotates is None for document in trained):
         message = "'absent' has no effect: every type is annotated everywhere; see data.annotates"
-        raise ConfigurationError([Problem("data.not_annotated", message)])
+        raise ConfigurationError([Problem("data.not_annotated", message, code="no_effect")])
     clients = {name: replace(own, train=as_if_complete(own.train)) for name, own in clients.items()}
     return clients, as_if_complete(server)
 
@@ -178,7 +178,7 @@ def _require_effect(settings: RunSettings, task: Task) -> None:
     corpora: dict[str, CorpusSettings] = {"data": settings.data, **outside}
     told = [f"{section}.annotates" for section, own in corpora.items() if own.annotates is not None]
     message = f"has no meaning for task {task.name}, which knows no types or labels that may be unknown"
-    refuse([Problem(setting, message) for setting in told])
+    refuse([Problem(setting, message, code="no_effect") for setting in told])
 
 
 def _from_disk(settings: CorpusSettings, section: str, *, annotated: bool) -> list[Document]:
@@ -210,14 +210,18 @@ def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[s
         try:
             read = read_documents(corpus, seed, section=section, annotated=task.reads_spans)
         except DataError as error:
-            raise ConfigurationError([Problem(f"{section}.path", str(each)) for each in error.each]) from None
+            raise ConfigurationError(
+                [Problem(f"{section}.path", str(each), code=each.code) for each in error.each]
+            ) from None
         documents = _prepared(task, read)
         found = types_of(documents, "spans")
         if found and corpus.types is None:
             common = [label for label in found if label in types]
             if not common:
                 message = f"none of its types ({', '.join(found)}) is one of the run's ({', '.join(types)})"
-                raise ConfigurationError([Problem(f"{section}.types", f"{message}; map them")])
+                raise ConfigurationError(
+                    [Problem(f"{section}.types", f"{message}; map them", code="conflict")]
+                )
             documents = select_types(documents, common)
         outside[name] = Split(
             test=tuple(replace(document, id=f"{name}/{document.id}", site=name) for document in documents)

@@ -81,7 +81,7 @@ def _strangers(
     for name in named:
         if name not in known:
             message = f"{name!r} is no {what} of the documents, whose {many} are {there}"
-            yield Problem(setting, f"{message}{did_you_mean(name, known, before='; ')}")
+            yield Problem(setting, f"{message}{did_you_mean(name, known, before='; ')}", code="unknown_name")
 
 
 def as_if_complete(documents: Iterable[Document]) -> tuple[Document, ...]:
@@ -145,7 +145,7 @@ def require_sites(names: Collection[str], documents: Sequence[Document]) -> None
     if strangers := [name for name in names if name not in known]:
         there = ", ".join(map(repr, known))
         message = f"no training document is of a site {strangers[0]!r}; the sites are {there}"
-        raise ConfigurationError([Problem("task.mentions_only", message)])
+        raise ConfigurationError([Problem("task.mentions_only", message, code="unknown_name")])
 
 
 def set_relations_aside(documents: Sequence[Document], sites: Collection[str]) -> tuple[Document, ...]:

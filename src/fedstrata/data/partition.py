@@ -85,6 +85,7 @@ def partition(documents: Split, settings: PartitionSettings, seed: Seed) -> dict
         f"with {setting}={getattr(settings, setting):g}, {clients} clients and {len(documents.train)} "
         f"training documents, each of {DRAWS} draws left a client without any ({names[min(idle)]} in the "
         f"last); {cure} partition.{setting} or lower partition.clients",
+        "not_enough_data",
     )
 
 
@@ -172,13 +173,14 @@ def _by_tokens(parts: Parts, names: Sequence[str], seed: Seed) -> dict[str, Spli
             "partition.by",
             f"'tokens' cuts documents, and {len(whole)} of them have mentions or are pairs of texts (for "
             f"example {whole[0]!r}); it is for tasks on running text, such as lm",
+            "not_supported",
         )
     clients, rng = len(names), seed.numpy()
     own = by_words(parts["train"], clients, rng)
     if not all(own):
         count = sum(len(document.text.split()) for document in parts["train"])
         message = f"{clients} clients cannot have 2 words each: the training documents have {count} words"
-        raise _problem("partition.clients", message)
+        raise _problem("partition.clients", message, "not_enough_data")
     rest = {part: [item.id for item in documents] for part, documents in parts.items() if part != "train"}
     assignment = {
         id_: names[client]
@@ -206,20 +208,22 @@ def _require_sites(documents: Split, settings: PartitionSettings) -> None:
             "partition.by",
             f"'site' needs a site for every document, and {len(nowhere)} of {len(documents.all)} have none "
             f"(for example {nowhere[0]!r}); give each site its own sub-folder, or choose another rule",
+            "missing",
         )
     sites = sorted({document.site for document in documents.all})
     if not sites:
-        raise _problem("partition.by", "there are no documents, so there is no site")
+        raise _problem("partition.by", "there are no documents, so there is no site", "not_enough_data")
     if settings.clients is not None and settings.clients != len(sites):
         raise _problem(
             "partition.clients",
             f"{settings.clients}, but the data has {len(sites)} sites ({', '.join(map(repr, sites))}); "
             "leave it null to partition by site",
+            "conflict",
         )
     idle = sorted(set(sites).difference(document.site for document in documents.train))
     if idle:
         message = f"'site' leaves a client without training documents: {', '.join(map(repr, idle))}"
-        raise _problem("partition.by", message)
+        raise _problem("partition.by", message, "not_enough_data")
 
 
 def _require_enough(documents: Split, settings: PartitionSettings, clients: int) -> None:
@@ -229,14 +233,16 @@ def _require_enough(documents: Split, settings: PartitionSettings, clients: int)
             "partition.clients",
             f"{clients} clients cannot each have a training document: there are {available} of them "
             f"({len(documents.all)} documents in all)",
+            "not_enough_data",
         )
     label_of = LABEL_OF.get(settings.by)
     if label_of and not any(label_of(document) for document in documents.all):
         raise _problem(
             "partition.by",
             f"{settings.by!r} goes by labels, and none of the {len(documents.all)} documents has any",
+            "not_enough_data",
         )
 
 
-def _problem(path: str, message: str) -> ConfigurationError:
-    return ConfigurationError([Problem(path, message)])
+def _problem(path: str, message: str, code: str) -> ConfigurationError:
+    return ConfigurationError([Problem(path, message, code=code)])

@@ -42,19 +42,23 @@ def read_patients(path: Path) -> dict[str, str]:
     """
     name = path.name.lower()
     if not name.endswith(TABLES):
-        raise DataError(path, "is no table", expected=f"a name that ends in {' or '.join(TABLES)}")
+        raise DataError(
+            path, "is no table", expected=f"a name that ends in {' or '.join(TABLES)}", code="wrong_format"
+        )
     found: dict[str, tuple[str, int]] = {}
     for line, row in read_rows(path, required=COLUMNS, separator="\t" if name.endswith(WITH_TABS) else None):
         if further := [column for column in row if column not in COLUMNS]:
             message = f"has the column {further[0]!r:.80}, which would be passed over"
-            raise DataError(path, message, line=1, expected=f"{' and '.join(COLUMNS)} alone")
+            raise DataError(
+                path, message, line=1, expected=f"{' and '.join(COLUMNS)} alone", code="unknown_name"
+            )
         document, patient = (_name(path, line, column, row[column]) for column in COLUMNS)
         first, before = found.setdefault(document, (patient, line))
         if spelling_key(first) != spelling_key(patient):
             message = f"document {document!r} has the patient {patient!r}, and {first!r} in line {before}"
-            raise DataError(path, message, line=line, expected="one patient of a document")
+            raise DataError(path, message, line=line, expected="one patient of a document", code="conflict")
     if not found:
-        raise DataError(path, "names no document", expected="a row for each")
+        raise DataError(path, "names no document", expected="a row for each", code="not_enough_data")
     return {document: patient for document, (patient, _) in found.items()}
 
 
@@ -76,11 +80,12 @@ def with_patients(documents: Sequence[Document], path: Path, setting: str) -> li
     try:
         patients = read_patients(path)
     except DataError as error:
-        raise ConfigurationError([Problem(setting, str(error))]) from None
+        raise ConfigurationError([Problem(setting, str(error), code=error.code)]) from None
     known = {document.id for document in documents}
     absent = [name for name in patients if name not in known]
     if message := _misfit(documents, patients, absent):
-        raise ConfigurationError([Problem(setting, f"{path}: {message}")])
+        code = "not_found" if len(absent) == len(patients) else "conflict"
+        raise ConfigurationError([Problem(setting, f"{path}: {message}", code=code)])
     if absent:
         told = f"{len(absent)} of the {len(patients)} documents that it names are not in the data"
         logger.warning("%s: %s: %s (for example %r)", setting, path, told, absent[0])
@@ -120,8 +125,12 @@ def _name(path: Path, line: int, column: str, field: str) -> str:
     """Returns what a field names."""
     name = field.strip()
     if not name:
-        raise DataError(path, f"the {column} is blank", line=line, expected=f"a {column} in every row")
+        raise DataError(
+            path, f"the {column} is blank", line=line, expected=f"a {column} in every row", code="missing"
+        )
     if message := unlike_a_name(name):
         expected = f"at most {LONGEST_NAME}, in one line"
-        raise DataError(path, f"the column {column} {message}", line=line, expected=expected)
+        raise DataError(
+            path, f"the column {column} {message}", line=line, expected=expected, code="wrong_form"
+        )
     return name

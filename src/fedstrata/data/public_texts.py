@@ -48,7 +48,9 @@ def read_public_texts(path: Path) -> Iterator[str]:
             try:
                 yield from _strings(json.loads(line))
             except ValueError:
-                raise DataError(path, "is not JSON", line=number, expected="a JSON value a line") from None
+                raise DataError(
+                    path, "is not JSON", line=number, expected="a JSON value a line", code="not_json"
+                ) from None
     else:
         yield from _stretches(read_text(path))
 

@@ -68,7 +68,7 @@ def unknown_types(
             f"{what} type {label!r} ({where}) occurs in no training document, whose types are: "
             f"{', '.join(types)}; name the types to keep, or map this one to one of them"
         )
-        problems.append(Problem(setting, message))
+        problems.append(Problem(setting, message, code="unknown_name"))
     return problems
 
 
@@ -81,7 +81,7 @@ def unnamed(setting: str, found: Iterable[tuple[str, str]], named: Sequence[str]
         named: The list.
     """
     message = "does not name {!r}, which document {!r} has; name all that are learnt, or leave it out of data"
-    return [Problem(setting, message.format(*other)) for other in others(found, named)]
+    return [Problem(setting, message.format(*other), code="missing") for other in others(found, named)]
 
 
 def named_in_vain(setting: str, names: Iterable[str], occurring: Collection[str]) -> list[Problem]:
@@ -94,7 +94,7 @@ def named_in_vain(setting: str, names: Iterable[str], occurring: Collection[str]
     """
     message = "{!r} occurs in no document{}"
     return [
-        Problem(setting, message.format(name, did_you_mean(name, occurring, before="; ")))
+        Problem(setting, message.format(name, did_you_mean(name, occurring, before="; ")), code="not_found")
         for name in names
         if name not in occurring
     ]
@@ -192,10 +192,10 @@ def _unfit(
     """
     there = ", ".join(found) or "(none)"
     if not named:
-        return [Problem(setting, f"names no {what}; null keeps all of: {there}")]
+        return [Problem(setting, f"names no {what}; null keeps all of: {there}", code="missing")]
     message = f"occurs nowhere in the data, whose {what}s are: {there}"
     wrong = (name for name, new in named.items() if name not in found and new not in absent)
-    return [Problem(setting, f"{name!r} {message}") for name in wrong]
+    return [Problem(setting, f"{name!r} {message}", code="not_found") for name in wrong]
 
 
 def rename_types(document: Document, renamed: Mapping[str, str]) -> Document:
@@ -265,7 +265,11 @@ def select_relations(
         renamed = _renaming(settings.relations)
         problems += _unfit("data.relations", renamed, "relation", found, absent)
         problems += [
-            Problem("data.relations", f"{name!r} is no name; {BY_MODIFIER} would be the type of the modifier")
+            Problem(
+                "data.relations",
+                f"{name!r} is no name; {BY_MODIFIER} would be the type of the modifier",
+                code="reserved",
+            )
             for name in renamed.values()
             if name.startswith("<") and name != BY_MODIFIER
         ]
@@ -278,7 +282,7 @@ def select_relations(
     if found and not types_of(selected, "relations"):
         count = sum(len(document.relations) for document in documents)
         message = f"leaves none of the {count} relations, which are between other types of mentions"
-        raise ConfigurationError([Problem("data.modifiers", message)])
+        raise ConfigurationError([Problem("data.modifiers", message, code="not_enough_data")])
     return selected
 
 
@@ -356,7 +360,7 @@ def select_labels(
         selected = [document for document in selected if document.labels]
         if not selected:
             message = f"'drop' leaves none of the {len(documents)} documents: none has a label that is kept"
-            raise ConfigurationError([Problem("data.labels.without_labels", message)])
+            raise ConfigurationError([Problem("data.labels.without_labels", message, code="not_enough_data")])
     return selected
 
 
@@ -369,7 +373,7 @@ def _categories(document: Document) -> list[str]:
     for label in document.labels:
         if not category(label):
             message = f"3 shortens ICD-9-CM codes, and the label {label!r} of document {document.id} is none"
-            raise ConfigurationError([Problem("data.labels.digits", message)])
+            raise ConfigurationError([Problem("data.labels.digits", message, code="wrong_form")])
     return [category(label) for label in document.labels]
 
 
@@ -381,5 +385,8 @@ def _require_labels(wanted: Sequence[str], counts: Mapping[str, int]) -> None:
             near = ", ".join(difflib.get_close_matches(label, counts, n=3) or sorted(counts)[:5])
             hint = f"for example {near}" if counts else "no document has any label"
             message = f"{label!r} is the label of no document; {len(counts)} labels occur: {hint}"
-            problems.append(Problem("data.labels.keep", message if counts else f"{label!r}: {hint}"))
+            if counts:
+                problems.append(Problem("data.labels.keep", message, code="not_found"))
+            else:
+                problems.append(Problem("data.labels.keep", f"{label!r}: {hint}", code="not_enough_data"))
     refuse(problems)

@@ -113,13 +113,15 @@ def hold_out(
         sites.get(document.site, rest).append(document)
     known = ", ".join(repr(site) for site in sorted({document.site for document in documents}))
     problems = [
-        Problem("data.split.test_sites", f"there is no site {name!r}; the sites are {known}")
+        Problem(
+            "data.split.test_sites", f"there is no site {name!r}; the sites are {known}", code="unknown_name"
+        )
         for name, own in sites.items()
         if not own
     ]
     if not rest:
         message = "every document belongs to a site that is held out, and none is left to train on"
-        problems.append(Problem("data.split.test_sites", message))
+        problems.append(Problem("data.split.test_sites", message, code="not_enough_data"))
     refuse(problems)
     return rest, {name: Split(test=tuple(sorted(own, key=attrgetter("id")))) for name, own in sites.items()}
 
@@ -150,7 +152,9 @@ def set_aside(parts: Split, settings: SplitSettings, seed: Seed) -> tuple[Split,
         giving = [site for site in order if offered[site]]
         if not giving:
             message = f"must be at most {len(taken)}, so that every site keeps something to train on"
-            raise ConfigurationError([Problem("data.split.server", f"{message}, not {settings.server}")])
+            raise ConfigurationError(
+                [Problem("data.split.server", f"{message}, not {settings.server}", code="out_of_range")]
+            )
         for site in giving:
             if len(taken) < settings.server:
                 taken += sites[site][offered[site].pop()]
@@ -228,9 +232,9 @@ def _require_patients(documents: Sequence[Document]) -> None:
             f"'patient' needs a patient for every document, and {len(nameless)} of {len(documents)} "
             f"have none (for example {nameless[0]!r}); data.patients can name them"
         )
-        raise ConfigurationError([Problem("data.split.by", message)])
+        raise ConfigurationError([Problem("data.split.by", message, code="missing")])
     if torn := _torn(documents):
-        raise ConfigurationError([Problem("data.split.by", torn)])
+        raise ConfigurationError([Problem("data.split.by", torn, code="conflict")])
 
 
 def _torn(documents: Sequence[Document]) -> str:
@@ -251,12 +255,14 @@ def _require_usable_names(named: Mapping[str, Sequence[Document]]) -> None:
         which = f"{len(documents)} documents (for example {documents[0].id!r})"
         if not name:
             message = f"{which} name no split, while others do; name one for all documents, or for none"
-            problems.append(Problem("data.path", message))
+            problems.append(Problem("data.path", message, code="missing"))
         elif name not in PARTS:
             message = f"{which} name the split {name!r}; allowed are {', '.join(PARTS)}"
-            problems.append(Problem("data.path", message))
+            problems.append(Problem("data.path", message, code="unknown_name"))
     if "train" not in named:
         name, documents = max(named.items())  # not those that name no split
         message = f"no document is named 'train' (for example {documents[0].id!r} is named {name!r})"
-        problems.append(Problem("data.path", f"the data names its own splits, and {message}"))
+        problems.append(
+            Problem("data.path", f"the data names its own splits, and {message}", code="not_enough_data")
+        )
     refuse(problems)

@@ -58,7 +58,7 @@ def agreed(experiment: Experiment, session: Mapping[str, JSON] | None = None) ->
     }
     if session is not None:
         if session.keys() != set(SESSION):
-            raise FrameError("the server does not state the settings of its session")
+            raise FrameError("the server does not state the settings of its session", code="missing")
         found |= session
     return found
 

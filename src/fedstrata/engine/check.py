@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -109,7 +109,7 @@ def collecting(problems: list[Problem], source: Source) -> Iterator[None]:
     except ConfigurationError as error:
         problems += source.located(error.problems)
     except DataError as error:
-        problems += [source.problem("data.path", str(each)) for each in error.each]
+        problems += [source.problem("data.path", str(each), each.code) for each in error.each]
 
 
 def _check_task(settings: RunSettings, source: Source) -> tuple[Task | None, list[Problem]]:
@@ -140,10 +140,10 @@ def _with_owners(problem: Problem) -> Problem:
     """Says whose a setting is that is not this task's."""
     key, (_, allowed, keys) = problem.path.removeprefix("task."), problem.message.partition("Allowed here:")
     owners = [name for name, other in TASKS.items() if key in other.model_fields]
-    if not owners or not problem.message.startswith("unknown key"):
+    if not owners or problem.code != "unknown_key":
         return problem
     message = f"unknown key; it belongs to name: {' or '.join(owners)}. {allowed}{keys}"
-    return Problem(problem.path, message, problem.origin)
+    return replace(problem, message=message)
 
 
 def _section_order(problem: Problem) -> int:
@@ -170,6 +170,7 @@ def _idle_choices(settings: RunSettings, task: Task) -> list[Problem]:
         Problem(
             f"data.{key}",
             f"{what[key]} have no meaning with task {task.name}, which learns {task.learns}; leave it null",
+            code="no_effect",
         )
         for key, value in idle.items()
         if value is not None
@@ -206,18 +207,19 @@ def _with_verb(problem: Problem) -> Problem:
     """Says which verb a file of several runs is for."""
     if problem.path != "sweep":
         return problem
-    return Problem("sweep", "describes several runs; give this file to fedstrata compare", problem.origin)
+    message = "describes several runs; give this file to fedstrata compare"
+    return Problem("sweep", message, problem.origin, code="wrong_command")
 
 
 def _with_hint(problem: Problem, method: str) -> Problem:
     """Says whose a setting is that is not this method's, and how to leave another's settings behind."""
-    if not problem.message.startswith("unknown key"):
+    if problem.code != "unknown_key":
         return problem
     key = problem.path.removeprefix("method.")
     owners = [name for name, other in METHODS.items() if key in other.model_fields]
     others = f"; a setting of {', '.join(owners)}" if owners else ""
     hint = f"{others}; to change the method as a whole: 'method={{name: {method}}}'"
-    return Problem(problem.path, problem.message + hint, problem.origin)
+    return replace(problem, message=problem.message + hint)
 
 
 def device_of(settings: RunSettings) -> torch.device:
@@ -232,7 +234,7 @@ def device_of(settings: RunSettings) -> torch.device:
         if (device.index or 0) >= torch.cuda.device_count():
             found = f"torch sees {torch.cuda.device_count()} GPUs here"
             message = f"{name!r} is not available: {found}; cpu always is"
-            raise ConfigurationError([Problem("device", message)])
+            raise ConfigurationError([Problem("device", message, code="not_found")])
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
         torch.use_deterministic_algorithms(True, warn_only=True)
     elif settings.training.precision == "bfloat16":
@@ -271,7 +273,7 @@ def check_metric(settings: RunSettings, task: Task | None) -> None:
     singles = len(names) - len(whole)
     more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
     message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(whole)}{more}"
-    raise ConfigurationError([Problem("federation.metric", message)])
+    raise ConfigurationError([Problem("federation.metric", message, code="unknown_name")])
 
 
 def divided_method(method: Method) -> Divided:
@@ -283,7 +285,7 @@ def divided_method(method: Method) -> Divided:
     if not isinstance(method, Divided):
         able = " or ".join(name for name, card in METHODS.items() if issubclass(card, Divided))
         message = f"must be {able}, which divides the model between client and server, not {method.name}"
-        raise ConfigurationError([Problem("method.name", message)])
+        raise ConfigurationError([Problem("method.name", message, code="not_supported")])
     return method
 
 
@@ -312,7 +314,8 @@ def _unknown_corrupt(federation: FederationSettings, clients: Sequence[str]) -> 
     for name in federation.corrupt.clients or ():
         if name not in clients:
             hint = did_you_mean(name, clients, before="; ")
-            yield Problem("federation.corrupt.clients", f"{name!r} is no client of this run{hint}")
+            message = f"{name!r} is no client of this run{hint}"
+            yield Problem("federation.corrupt.clients", message, code="unknown_name")
 
 
 def unfit_participants(
@@ -336,7 +339,7 @@ def too_few_sampled(federation: FederationSettings, clients: int) -> list[Proble
         return []
     allowed = f"must be at most {sampled}, the clients that take part in a round"
     message = f"{allowed} ({_sampling(federation, clients)}), not {federation.min_clients}"
-    return [Problem("federation.min_clients", message)]
+    return [Problem("federation.min_clients", message, code="out_of_range")]
 
 
 def unservable(settings: RunSettings, method: Method | None, *, joins: bool = False) -> list[Problem]:
@@ -377,7 +380,11 @@ def unservable(settings: RunSettings, method: Method | None, *, joins: bool = Fa
         "workers": (settings.workers not in ("auto", 1), "each computes its own turns, one at a time"),
     }
     without = "has no meaning with clients that are processes of their own"
-    return [Problem(path, f"{without}: {why}") for path, (value, why) in asked.items() if value]
+    return [
+        Problem(path, f"{without}: {why}", code="not_supported")
+        for path, (value, why) in asked.items()
+        if value
+    ]
 
 
 def _sampling(federation: FederationSettings, clients: int) -> str:
@@ -389,7 +396,7 @@ def without_validation(method: Method | None, sites: Mapping[str, Split]) -> lis
     if method is None or not method.validates or any(own.validation for own in sites.values() if own.train):
         return []
     message = f"{method.name} goes by clients' scores on validation documents in the rounds, and none has any"
-    return [Problem("data.split.validation", message)]
+    return [Problem("data.split.validation", message, code="not_enough_data")]
 
 
 def without_examples(

@@ -60,7 +60,8 @@ class Checkpoints:
                 failures.append(str(error))
         there = ", ".join(map(str, self.rounds())) or "none"
         reasons = "; ".join(failures) or f"{self._folder} holds those of rounds: {there}"
-        raise FedstrataError(f"the run cannot go on from any round up to {committed}: {reasons}")
+        message = f"the run cannot go on from any round up to {committed}: {reasons}"
+        raise FedstrataError(message, code="unreadable" if failures else "not_found")
 
     def _path(self, number: int) -> Path:
         return self._folder / f"round-{number:05d}.safetensors"

@@ -151,7 +151,7 @@ class LocalEngine(Engine):
         """
         if begun["data"] != self._fingerprint():
             message = "the documents are not those the run began with; a run cannot change its data"
-            raise ConfigurationError([Problem("data", message)])
+            raise ConfigurationError([Problem("data", message, code="changed")])
 
     def clients(self) -> Sequence[str]:
         """Returns the names of all clients that train."""

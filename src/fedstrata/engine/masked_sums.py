@@ -390,7 +390,7 @@ def _unpacked(
     """Returns a masked input with its elements as they were masked; nothing of a client that is so lost."""
     try:
         if strangers := update.tensors.keys() - shapes.keys():
-            raise FrameError(f"{len(strangers)} tensors came that are not summed")
+            raise FrameError(f"{len(strangers)} tensors came that are not summed", code="not_agreed")
         tensors = {name: unpacked(sent, shapes[name], bits) for name, sent in update.tensors.items()}
     except FrameError as error:
         cohort.reject(client, error)
@@ -427,10 +427,11 @@ def _heard(
     """Returns what a client says of a sum; None, and it is lost, if it says something else."""
     try:
         if update.values.keys() != {"sum"}:
-            raise FrameError("more came than what is said of a sum")  # as a loss it would count
+            # as a loss it would count
+            raise FrameError("more came than what is said of a sum", code="not_agreed")
         said = read_said(update.values, kind, update.tensors, shapes)
         if (getattr(said, "sum", None), getattr(said, "site", client)) != (name, client):
-            raise FrameError("what came is of another site, or of another sum")
+            raise FrameError("what came is of another site, or of another sum", code="wrong_sum")
     except FrameError as error:
         lose(client, error)
         return None

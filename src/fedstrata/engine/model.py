@@ -135,17 +135,19 @@ def _check_emulated(
         blocks = len(_layout(larger, task, method, tokenizer, None).blocks)
         positions = positions_of(read_config(larger.model, tokenizer))
     except ConfigurationError as error:
-        told = (f"{each.path.removeprefix('model.')}: {each.message}" for each in error.problems)
-        raise ConfigurationError([Problem("devices.as_model", message) for message in told]) from None
+        told = ((f"{each.path.removeprefix('model.')}: {each.message}", each.code) for each in error.problems)
+        raise ConfigurationError(
+            [Problem("devices.as_model", message, code=code) for message, code in told]
+        ) from None
     own = len(layout.blocks)
     if blocks < own:
         message = (
             f"has {blocks} blocks, and the run's own model {own}: no block of it stands for some of these"
         )
-        raise ConfigurationError([Problem("devices.as_model", message)])
+        raise ConfigurationError([Problem("devices.as_model", message, code="out_of_range")])
     if positions is not None and task.max_length > positions:
         message = f"knows {positions} positions, and task.max_length is {task.max_length}"
-        raise ConfigurationError([Problem("devices.as_model", message)])
+        raise ConfigurationError([Problem("devices.as_model", message, code="conflict")])
 
 
 def outline(
@@ -182,13 +184,15 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
         problems += refusals(lambda: quantization(settings.model))
         if settings.adapter is None:
             message = f"{settings.model.quantization!r} weights cannot train; set an adapter, which can"
-            problems.append(Problem("model.quantization", message))
+            problems.append(Problem("model.quantization", message, code="missing"))
         elif full:
             message = f"{settings.model.quantization!r} weights cannot train; leave {full} empty"
-            problems.append(Problem("model.quantization", message))
+            problems.append(Problem("model.quantization", message, code="conflict"))
     if settings.model.dtype != "float32" and not frozen:
         message = "weights that train must be float32; for bfloat16 arithmetic set training.precision"
-        problems.append(Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here"))
+        problems.append(
+            Problem("model.dtype", f"{message}, not {settings.model.dtype!r} here", code="conflict")
+        )
     refuse(misplaced(settings.model))
     problems += refusals(lambda: refuse([*vocabulary_problems(settings)]))
     sample, tokenizer = None, None
@@ -201,7 +205,7 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
     positions = positions_of(config)
     if positions is not None and (length := task.max_length) > positions:
         message = f"must be at most {positions}, the positions the model knows, not {length}"
-        problems.append(Problem("task.max_length", message))
+        problems.append(Problem("task.max_length", message, code="out_of_range"))
 
     def check_layouts() -> None:
         layout = _layout(settings, task, method, tokenizer, sample)
@@ -221,16 +225,16 @@ def _unfit_sample(
     types = {parameter.dtype for parameter in sample.parameters() if parameter.is_floating_point()}
     if not frozen and (other := types - {torch.float32}):
         message = f"weights that train must be float32; {name!r} gives {', '.join(map(str, other))}"
-        problems.append(Problem("model.name", message))
+        problems.append(Problem("model.name", message, code="wrong_type"))
     if not isinstance(sample, PlainModel):
         return problems
     what = f"{name!r} gives a module of one's own, which"
     if task.generates:
         message = f"{what} generates no text, as task {task.name} does; a transformers model can"
-        problems.append(Problem("model.name", message))
+        problems.append(Problem("model.name", message, code="not_supported"))
     if method is not None and method.divides("") is not None:
         message = f"{what} cannot be divided, as {method.name} does; a transformers model can"
-        problems.append(Problem("model.name", message))
+        problems.append(Problem("model.name", message, code="not_supported"))
     return problems
 
 
@@ -261,11 +265,13 @@ def _layout(
         return find_layout(module)
     if task.generates and adapter.kind == "prefix":
         message = f"is not there while an answer is generated, as task {task.name} does"
-        raise ConfigurationError([Problem("adapter.kind", f"{message}; use lora or bottleneck")])
+        raise ConfigurationError(
+            [Problem("adapter.kind", f"{message}; use lora or bottleneck", code="not_supported")]
+        )
     if method is not None and method.adapters and adapter.kind not in method.adapters:
         allowed = " or ".join(method.adapters)
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
-        raise ConfigurationError([Problem("adapter.kind", message)])
+        raise ConfigurationError([Problem("adapter.kind", message, code="conflict")])
     full = method.full_parts(find_layout(module)) if method is not None else ()
     return find_layout(*wrap(module, adapter, kind=task.kind, full=full))
 
@@ -273,10 +279,10 @@ def _layout(
 def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:
     if not module.supports_gradient_checkpointing:
         message = f"transformers has none for {type(module).__name__}; leave it false"
-        raise ConfigurationError([Problem("training.checkpointing", message)])
+        raise ConfigurationError([Problem("training.checkpointing", message, code="not_supported")])
     if adapter is not None and adapter.kind == "prefix":
         message = "keeps no keys and values, to which a prefix adds; leave it false with adapter.kind prefix"
-        raise ConfigurationError([Problem("training.checkpointing", message)])
+        raise ConfigurationError([Problem("training.checkpointing", message, code="conflict")])
 
 
 def _check_tokenizer(settings: RunSettings, task: Task, tokenizer: Any) -> None:
@@ -299,16 +305,16 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout, 
     trained = method.trainable(layout)
     if settings.training.frozen_dropout == "on" and not _has_frozen_part(layout, trained):
         message = f"'on' has no meaning with {method.name}, with which the embedding and every block train"
-        raise ConfigurationError([Problem("training.frozen_dropout", message)])
+        raise ConfigurationError([Problem("training.frozen_dropout", message, code="no_effect")])
     if settings.training.frozen_dropout == "on" and _has_no_dropout(config):
         message = f"'on' has no meaning with {settings.model.name}, whose blocks have no dropout"
-        raise ConfigurationError([Problem("training.frozen_dropout", message)])
+        raise ConfigurationError([Problem("training.frozen_dropout", message, code="not_supported")])
     cut = frozen_blocks(layout, trained)
     if settings.training.cache == "on" and cut == 0:
         message = (
             "'on' needs a frozen embedding and frozen lower blocks, and with this method they train; use auto"
         )
-        raise ConfigurationError([Problem("training.cache", message)])
+        raise ConfigurationError([Problem("training.cache", message, code="conflict")])
 
 
 def _has_frozen_part(layout: Layout, trained: Collection[str]) -> bool:

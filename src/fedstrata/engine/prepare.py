@@ -249,7 +249,7 @@ def prepare_prompts(source: Source, client: str) -> Experiment:
     checked = check_settings(source)
     if checked.task.kind != "causal-lm":
         message = f"{checked.task.name} has a model with classes, which generates nothing"
-        raise ConfigurationError([*checked.problems, Problem("task.name", message)])
+        raise ConfigurationError([*checked.problems, Problem("task.name", message, code="not_supported")])
     return _without_documents(checked, _without_middle(client), _side_problems(checked, divided=True))
 
 
@@ -281,7 +281,7 @@ def _without_documents(checked: Checked, without_of: Without, problems: list[Pro
     problems += source.located(refusals(lambda: check_metric(settings, checked.task.as_named())))
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = "must be one that is there already: no texts are read here to build one from"
-        problems.append(source.problem("model.tokenizer", message))
+        problems.append(source.problem("model.tokenizer", message, "not_supported"))
     if problems or method is None:
         raise ConfigurationError(problems)
     settings = _with_threads(settings, settings.threads)

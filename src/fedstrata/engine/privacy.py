@@ -47,25 +47,31 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
     privacy = settings.privacy
     found = []
     if method is not None and privacy.secure_aggregation and (reason := method.not_summed()):
-        found.append(Problem("privacy.secure_aggregation", f"does not go with {method.name}: {reason}"))
+        found.append(
+            Problem(
+                "privacy.secure_aggregation",
+                f"does not go with {method.name}: {reason}",
+                code="not_supported",
+            )
+        )
     elif method is not None and privacy.secure_aggregation and privacy.scores == "summed" and method.personal:
         message = (
             f"'summed' adds up what clients count of one model, and with {method.name} each has its own; "
             "leave it out: a client finds its scores in its own folder"
         )
-        found.append(Problem("privacy.scores", message))
+        found.append(Problem("privacy.scores", message, code="not_supported"))
     if privacy.mechanism == "none":
         return found
     if method is not None and (reason := _not_private(method, privacy.mechanism)):
         message = f"{privacy.mechanism!r} does not go with {method.name}: {reason}"
-        found.append(Problem("privacy.mechanism", message))
+        found.append(Problem("privacy.mechanism", message, code="not_private"))
     steps = (privacy.steps or 1) * (settings.federation.rounds + privacy.spare_turns)
     if privacy.epsilon is not None and steps > MOST_COMPOSED:
         message = (
             f"{steps} steps over all rounds are more than the {MOST_COMPOSED} for which noise can be worked "
             "out from an epsilon; take fewer, or give sigma in its place"
         )
-        found.append(Problem("privacy.steps", message))
+        found.append(Problem("privacy.steps", message, code="out_of_range"))
     if privacy.by_unit:
         together = privacy.mechanism == "joint" or (method is not None and method.pooled)
         if together and privacy.units and privacy.delta is not None:
@@ -75,12 +81,13 @@ def settings_problems(settings: RunSettings, task: Task, method: Method | None) 
         message = (
             "with privacy.mechanism 'central' and federation.sample below 1 anybody or nobody takes part"
         )
-        found.append(Problem("federation.min_clients", message))
+        found.append(Problem("federation.min_clients", message, code="conflict"))
     return found
 
 
 def _of_delta(delta: float, count: int, of: str) -> list[Problem]:
-    return [Problem("privacy.delta", fault)] if (fault := delta_fault(delta, count, of)) else []
+    fault = delta_fault(delta, count, of)
+    return [Problem("privacy.delta", fault, code="out_of_range")] if fault else []
 
 
 def _not_private(method: Method, mechanism: str) -> str:
@@ -95,18 +102,20 @@ def _of_local(settings: RunSettings, task: Task) -> Iterator[Problem]:
     usual, mechanism = TrainingSettings(), f"privacy.mechanism {settings.privacy.mechanism!r}"
     for name, why in IDLE.items():
         if (value := getattr(settings.training, name)) != getattr(usual, name):
-            yield Problem(f"training.{name}", f"{value} has no effect with {mechanism}: {why}")
+            message = f"{value} has no effect with {mechanism}: {why}"
+            yield Problem(f"training.{name}", message, code="no_effect")
     if settings.federation.corrupt.names_clients:
-        yield Problem("federation.corrupt", f"corrupt clients and {mechanism} are not combined")
+        message = f"corrupt clients and {mechanism} are not combined"
+        yield Problem("federation.corrupt", message, code="conflict")
     yield from task.left_to_documents()
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = f"one that is built from texts tells of them; with {mechanism} name one"
-        yield Problem("model.tokenizer", message)
+        yield Problem("model.tokenizer", message, code="not_private")
     if settings.privacy.unit == "window" and task.whole_documents:
         message = (
             f"an example of task {task.name} is a whole document; use 'document' or 'patient', not 'window'"
         )
-        yield Problem("privacy.unit", message)
+        yield Problem("privacy.unit", message, code="not_supported")
 
 
 def count_problems(settings: RunSettings, method: Method | None, clients: int) -> list[Problem]:
@@ -126,13 +135,14 @@ def count_problems(settings: RunSettings, method: Method | None, clients: int) -
     whose = f"{clients} clients, of which federation.sample takes {share:g}, are {asked} a round"
     if clients > MOST_KNOWN_SITES:
         message = f"{clients} clients; a site's federation.lock names at most {MOST_KNOWN_SITES}"
-        return [Problem("privacy.secure_aggregation", message)]
+        return [Problem("privacy.secure_aggregation", message, code="out_of_range")]
     if needed <= asked <= MOST_SITES:
         return []
     least = LEAST_SITES if privacy.survivors is None or asked < LEAST_SITES else needed
     why = "with fewer, each could subtract its own update; with more, the ring overflows"
     path = "privacy.secure_aggregation" if least == LEAST_SITES else "privacy.survivors"
-    return [Problem(path, f"needs {least} to {MOST_SITES} clients a round, and {whose}: {why}")]
+    message = f"needs {least} to {MOST_SITES} clients a round, and {whose}: {why}"
+    return [Problem(path, message, code="not_enough_data" if asked < needed else "out_of_range")]
 
 
 def unit_problems(
@@ -152,16 +162,17 @@ def unit_problems(
     problems = []
     if missing := [name for name in trains if name not in privacy.units]:
         told = f"declares {', '.join(privacy.units)}, and {missing[0]!r} trains too"
-        problems.append(Problem("privacy.units", f"{told}; declare its units, {privacy.unit}s, as well"))
+        message = f"{told}; declare its units, {privacy.unit}s, as well"
+        problems.append(Problem("privacy.units", message, code="missing"))
     if not apart and (strangers := [name for name in privacy.units if name not in trains]):
         message = f"{strangers[0]!r} is no client that trains; these are: {', '.join(trains)}"
-        problems.append(Problem("privacy.units", message))
+        problems.append(Problem("privacy.units", message, code="unknown_name"))
     if privacy.unit == "patient":
         nameless = [each.id for own in trains.values() for each in own if not each.patient]
         if nameless:
             message = f"'patient' needs a patient for every training document, and {len(nameless)} have none"
             example = f"(for example {nameless[0]!r}); name them by data.patients, or say unit: document"
-            return [*problems, Problem("privacy.unit", f"{message} {example}")]
+            return [*problems, Problem("privacy.unit", f"{message} {example}", code="missing")]
     if privacy.unit == "window":  # counted once they are encoded
         return problems
     if not apart:
@@ -185,7 +196,7 @@ def _scattered(clients: Mapping[str, Sequence[Document]], unit: str, partition: 
     else:
         return []
     message = f"{partition!r} parts what privacy.unit {unit!r} is to protect as a whole: {what}"
-    return [Problem("partition.by", f"{message}; 'site' keeps it together")]
+    return [Problem("partition.by", f"{message}; 'site' keeps it together", code="conflict")]
 
 
 def window_problems(
@@ -203,7 +214,7 @@ def _beyond_declared(privacy: PrivacySettings, client: str, there: int) -> list[
     """Returns why a client has too many units, if it has; one that declares none is told of elsewhere."""
     declared = (privacy.units or {}).get(client, 0)
     message = f"{client!r} declares {declared} {privacy.unit}s, and has {there}; declare at least as many"
-    return [Problem("privacy.units", message)] if 0 < declared < there else []
+    return [Problem("privacy.units", message, code="out_of_range")] if 0 < declared < there else []
 
 
 def privacy_of(settings: RunSettings, method: Method, layout: Layout | None = None) -> Privacy:
@@ -254,7 +265,7 @@ def budget_terms(own: BudgetSettings, unit: str, *, apart: bool) -> budget.Terms
         key = PseudonymKey.read(key_of(Path(own.path)))
     except ConfigurationError as error:
         raise ConfigurationError(
-            [Problem("privacy.budget.path", each.message) for each in error.problems]
+            [Problem("privacy.budget.path", each.message, code=each.code) for each in error.problems]
         ) from None
     return budget.Terms(unit, own.delta, key.check, named_by)
 

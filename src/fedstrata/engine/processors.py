@@ -35,11 +35,14 @@ def idle_workers(settings: RunSettings, method: Method) -> list[Problem]:
     most, why = _most(settings, method)
     asked = settings.workers
     if asked not in ("auto", 1) and (only := only_here(settings)):
-        return [Problem("workers", f"must be 1 or auto, not {asked}: {each.message}") for each in only]
+        return [
+            Problem("workers", f"must be 1 or auto, not {asked}: {each.message}", code=each.code)
+            for each in only
+        ]
     if asked == "auto" or most is None or (asked != RAY and asked <= most):
         return []
     allowed = "1" if most == 1 else f"at most {most}"
-    return [Problem("workers", f"must be {allowed} or auto with {why}, not {asked}")]
+    return [Problem("workers", f"must be {allowed} or auto with {why}, not {asked}", code="out_of_range")]
 
 
 def _most(settings: RunSettings, method: Method) -> tuple[int | None, str]:
@@ -66,7 +69,7 @@ def only_here(settings: RunSettings) -> list[Problem]:
     }
     metrics = [METRICS.why_only_here(each["name"]) for each in settings.task.get("extra_metrics", ())]
     named |= {f"task.extra_metrics.{number}": why for number, why in enumerate(metrics)}
-    return [Problem(path, why) for path, why in named.items() if why]
+    return [Problem(path, why, code="not_importable") for path, why in named.items() if why]
 
 
 def workers_of(settings: RunSettings, method: Method, model: Model, clients: Mapping[str, Split]) -> int:

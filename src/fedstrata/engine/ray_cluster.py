@@ -28,10 +28,10 @@ def ray_problems(settings: RunSettings) -> list[Problem]:
     problems = []
     if find_spec(RAY) is None:
         message = "ray is not installed; install it with: pip install 'fedstrata[ray]'"
-        problems.append(Problem("workers", message))
+        problems.append(Problem("workers", message, code="not_installed"))
     if settings.privacy.bounded_by is not None:
         message = "lies on this machine, and with workers=ray turns begin on others: use workers=auto"
-        problems.append(Problem("privacy.budget", message))
+        problems.append(Problem("privacy.budget", message, code="conflict"))
     return problems
 
 
@@ -60,7 +60,7 @@ def join() -> None:
     except (ConnectionError, ValueError) as error:
         what = "start Ray on this machine" if alone else f"join the Ray cluster at {address} ({ADDRESS})"
         message = f"cannot {what}: {type(error).__name__}"
-        raise ConfigurationError([Problem("workers", message)]) from None
+        raise ConfigurationError([Problem("workers", message, code="failed")]) from None
     _joined = True
     if alone and (found := ray.util.get_node_ip_address()) != _LOOPBACK:
         leave()
@@ -68,7 +68,7 @@ def join() -> None:
             f"Ray would listen on {found}, since this program has imported it before: start Ray yourself "
             f"(ray.init), or set {_SEVERAL_MACHINES}=0 before it is imported"
         )
-        raise ConfigurationError([Problem("workers", message)])
+        raise ConfigurationError([Problem("workers", message, code="exposed")])
 
 
 def leave() -> None:

@@ -200,7 +200,7 @@ def require_free_folder(
         if not has_begun(folder):
             way = "empty it first: there is no run in it to go on with"
         message = f"{folder} holds something already; name another folder, or {way}"
-        raise ConfigurationError([Problem(named_by, message)])
+        raise ConfigurationError([Problem(named_by, message, code="exists")])
 
 
 def has_begun(folder: Path | None) -> bool:
@@ -238,9 +238,9 @@ def resumable(
     stored = folder / SETTINGS
     if not stored.is_file():
         message = f"{folder} holds no run: there is no {SETTINGS} in it"
-        raise ConfigurationError([Problem(named_by, message)])
+        raise ConfigurationError([Problem(named_by, message, code="not_found")])
     if command is not None and (other := _other_way(folder, command)):
-        raise ConfigurationError([Problem(named_by, f"{folder} holds {other}")])
+        raise ConfigurationError([Problem(named_by, f"{folder} holds {other}", code="wrong_command")])
     _find_inputs(folder)
     source = read_source(file or stored, overrides)
     require_same_settings(folder, source, may_change=may_change)
@@ -325,7 +325,7 @@ def _changes(
         message = f"is {as_yaml(new)}, the run has {was}; it cannot change"
         if path == list(refused)[-1]:
             message += f", unlike: {', '.join(sorted(may_change))}"
-        problems.append(source.problem(path, message))
+        problems.append(source.problem(path, message, "changed"))
     return problems
 
 

@@ -263,7 +263,8 @@ class SecureAggregation:
         if found.diverged == clients:
             raise TrainingError(
                 f"round {book.number}: training has diverged at all {clients} clients; lower "
-                "training.learning_rate. Each client's own terminal says more"
+                "training.learning_rate. Each client's own terminal says more",
+                code="diverged",
             )
         if found.diverged is None:
             book.warn(

@@ -27,7 +27,7 @@ def cut_to_public_texts(settings: RunSettings, task: Task) -> Any:
         for path in find_public_texts(Path(settings.model.vocabulary).expanduser()):
             with_added += read_public_texts(path)
     except DataError as error:
-        raise ConfigurationError([Problem(_SETTING, str(error))]) from None
+        raise ConfigurationError([Problem(_SETTING, str(error), code=error.code)]) from None
     return cut_tokenizer(read_tokenizer(settings.model), with_added)
 
 
@@ -40,12 +40,14 @@ def vocabulary_problems(settings: RunSettings) -> Iterator[Problem]:
     allowed = settings.data.allow_in_vocabulary
     if settings.model.vocabulary is None:
         if allowed:
-            yield Problem("data.allow_in_vocabulary", "has no effect without model.vocabulary")
+            yield Problem(
+                "data.allow_in_vocabulary", "has no effect without model.vocabulary", code="no_effect"
+            )
         return
     try:
         found = find_public_texts(Path(settings.model.vocabulary).expanduser())
     except DataError as error:
-        yield Problem(_SETTING, str(error))
+        yield Problem(_SETTING, str(error), code=error.code)
         return
     own = _own_data(found, settings.data)
     if own and not allowed:
@@ -53,16 +55,17 @@ def vocabulary_problems(settings: RunSettings) -> Iterator[Problem]:
             _SETTING,
             f"names {own[0].name!r} and {len(own) - 1} other files of this run's own data; the list of kept "
             "tokens is sent to all sites: name public text, or set data.allow_in_vocabulary",
+            code="conflict",
         )
     if not own and allowed:
-        yield Problem(
-            "data.allow_in_vocabulary", "has no effect: model.vocabulary names none of this run's data"
-        )
+        message = "has no effect: model.vocabulary names none of this run's data"
+        yield Problem("data.allow_in_vocabulary", message, code="no_effect")
     if allowed and settings.privacy.mechanism != "none":
         mechanism = settings.privacy.mechanism
         yield Problem(
             "data.allow_in_vocabulary",
             f"the kept tokens tell of the documents that privacy.mechanism {mechanism!r} is to protect",
+            code="not_private",
         )
 
 

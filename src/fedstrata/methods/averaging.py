@@ -10,7 +10,7 @@ from fedstrata.aggregate.robust import robust_average
 from fedstrata.aggregate.rules import Aggregation, MeanRule
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import Problem
+from fedstrata.core.errors import Problem, SettingError
 from fedstrata.core.method import Method
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
@@ -189,7 +189,10 @@ class SomeBlocksShared(Method):
         return layout.all
 
 
-def without_a_term(mu: float, proximal: Coupling) -> Iterator[str]:
+def without_a_term(mu: float, proximal: Coupling) -> Iterator[SettingError]:
     """Yields that a term that is not there cannot act in any way."""
     if not mu and proximal != "coupled":
-        yield f"proximal {proximal} has no meaning without a proximal term; give mu a number above 0"
+        yield SettingError(
+            f"proximal {proximal} has no meaning without a proximal term; give mu a number above 0",
+            "no_effect",
+        )

@@ -50,7 +50,11 @@ class Divided(Method):
         if facts.federation is None or not facts.federation.score_clients:
             return []
         return [
-            Problem("federation.score_clients", f"has no meaning with {self.name}: no client has a model")
+            Problem(
+                "federation.score_clients",
+                f"has no meaning with {self.name}: no client has a model",
+                code="no_effect",
+            )
         ]
 
     def noise_of(self, rng: Seed) -> Noise | None:

@@ -32,7 +32,7 @@ from torch import Tensor
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort, Mean
-from fedstrata.core.errors import FrameError, Problem
+from fedstrata.core.errors import FrameError, Problem, SettingError
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
@@ -87,21 +87,31 @@ class DropPEFT(SomeBlocksShared):
     begins_in_full: ClassVar[bool] = True
     told_privately: ClassVar[tuple[str, ...]] = ("shared", "personal")  # made of noised gradients
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if isinstance(self.rates, float | int) and self.bandit_of != "everybody":
-            yield f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out"
+            yield SettingError(
+                f"bandit_of has no meaning with a fixed rate, {self.rates}; leave it out", "no_effect"
+            )
         if self.draw == "exact" and self.rates == 0.0:
-            yield "draw=exact has no meaning with rates 0: every block runs; leave it out"
+            yield SettingError(
+                "draw=exact has no meaning with rates 0: every block runs; leave it out", "no_effect"
+            )
         if self.slope is not None and self.rates == 0.0:
-            yield f"slope={self.slope:g} has no meaning with rates 0: every block runs; leave it out"
+            yield SettingError(
+                f"slope={self.slope:g} has no meaning with rates 0: every block runs; leave it out",
+                "no_effect",
+            )
         flat = isinstance(self.rates, float | int) and self.rates >= USUAL_CAP and self.slope is None
         if flat and self.distribution == "decremental":
-            yield (
+            yield SettingError(
                 f"distribution=decremental has no meaning with a mean rate of {self.rates:g}: from "
-                f"{USUAL_CAP:g} on all blocks have the mean, unless slope is set"
+                f"{USUAL_CAP:g} on all blocks have the mean, unless slope is set",
+                "no_effect",
             )
         if self.slope is not None and self.distribution == "uniform":
-            yield f"slope={self.slope:g} has no meaning with distribution uniform; leave it out"
+            yield SettingError(
+                f"slope={self.slope:g} has no meaning with distribution uniform; leave it out", "no_effect"
+            )
 
     @property
     def validates(self) -> bool:
@@ -125,7 +135,7 @@ class DropPEFT(SomeBlocksShared):
         needs = "droppeft averages a block where at least two devices of a round send it, while blocks stay"
         there = f"{facts.sampled} takes part ({facts.sampling})"
         message = f"{needs} personal, and {there}; method.shared_blocks 1.0 shares all"
-        return [Problem("federation.sample", message)]
+        return [Problem("federation.sample", message, code="not_enough_data")]
 
     def not_private(self, mechanism: str) -> str:
         """The bandit goes by devices' scores, and the server asks for single updates."""
@@ -241,7 +251,9 @@ class DropPEFT(SomeBlocksShared):
         for key in ("shared", "personal"):
             said = values.get(key)
             if not isinstance(said, list):
-                raise FrameError(f"an update says {key}={said!r:.40}, which is no list of blocks")
+                raise FrameError(
+                    f"an update says {key}={said!r:.40}, which is no list of blocks", code="wrong_type"
+                )
             blocks[key] = [whole_number(each, key, 0, last) for each in said]
         kept = set(share.names_outside(layout.blocks, blocks["shared"]))
         return {name: tensor for name, tensor in trained.items() if name not in kept}

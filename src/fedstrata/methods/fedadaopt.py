@@ -61,7 +61,7 @@ class FedAdaOPT(Method):
         if facts.sampled is not None and facts.sampled < CONFIGURATIONS:
             needs = f"fedadaopt tries {CONFIGURATIONS} configurations in a round, each on other clients"
             there = f"{facts.sampled} take part ({facts.sampling})"
-            return [Problem("federation.sample", f"{needs}, and {there}")]
+            return [Problem("federation.sample", f"{needs}, and {there}", code="not_enough_data")]
         return beyond_adapter(facts, "width", self.width, "width")
 
     def not_private(self, mechanism: str) -> str:
@@ -80,7 +80,9 @@ class FedAdaOPT(Method):
         """
         if self.depth > len(layout.blocks):
             message = f"must be at most {len(layout.blocks)}, the number of blocks of the model, not"
-            raise ConfigurationError([Problem("method.depth", f"{message} {self.depth}")])
+            raise ConfigurationError(
+                [Problem("method.depth", f"{message} {self.depth}", code="out_of_range")]
+            )
         return layout.all
 
     def start(self, model: Model) -> State:

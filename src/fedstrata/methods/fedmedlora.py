@@ -22,6 +22,7 @@ from typing import Literal
 
 from fedstrata.aggregate.rules import MeanRule
 from fedstrata.core.cohort import Cohort
+from fedstrata.core.errors import SettingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import State
 from fedstrata.methods.averaging import Averaging
@@ -33,9 +34,11 @@ class FedMedLoRA(MedLoRA, Averaging):
 
     name: Literal["fedmedlora"] = "fedmedlora"
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.literal and not isinstance(self.aggregation, MeanRule):
-            yield f"literal stands for a printed mean, and aggregation is {self.aggregation.rule}"
+            yield SettingError(
+                f"literal stands for a printed mean, and aggregation is {self.aggregation.rule}", "conflict"
+            )
 
     def not_private(self, mechanism: str) -> str:
         """The printed factors are made of counts of sites."""

@@ -66,16 +66,22 @@ class FedMedLoRAPlus(MedLoRA):
         """The cap is below the equal share, or the server has nothing to judge by."""
         if facts.sampled is not None and (cap := self.cap or 1.0) * facts.sampled < 1:
             allowed = f"must be at least 1/{facts.sampled}, the equal share of the clients of a round"
-            return [Problem("method.cap", f"{allowed} ({facts.sampling}), not {cap:g}")]
+            return [Problem("method.cap", f"{allowed} ({facts.sampling}), not {cap:g}", code="out_of_range")]
         if facts.server_documents == 0:
             weighs = (
                 f"must be 1 or more with {self.name}, which weighs clients by their loss on such documents"
             )
-            return [Problem("data.split.server", f"{weighs} (its paper has 5)")]
+            return [Problem("data.split.server", f"{weighs} (its paper has 5)", code="out_of_range")]
         if facts.server_examples == 0:
             own = f"their loss on the {facts.server_documents} documents of the server"
             none = f"none has an example for task {facts.task}"
-            return [Problem("data.split.server", f"{self.name} weighs clients by {own}, and {none}")]
+            return [
+                Problem(
+                    "data.split.server",
+                    f"{self.name} weighs clients by {own}, and {none}",
+                    code="not_enough_data",
+                )
+            ]
         return []
 
     def not_private(self, mechanism: str) -> str:

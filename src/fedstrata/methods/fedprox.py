@@ -15,6 +15,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedstrata.core.client import Client
+from fedstrata.core.errors import SettingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import NotNegative
 from fedstrata.core.types import Plan, Update
@@ -29,7 +30,7 @@ class FedProx(Averaging):
 
     proximal: Coupling = Field(default="coupled", description=HOW_IT_ACTS)
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         yield from without_a_term(self.mu, self.proximal)
 
     def not_private(self, mechanism: str) -> str:

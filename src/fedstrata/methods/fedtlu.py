@@ -36,7 +36,7 @@ from fedstrata.aggregate.robust import FACTS, robust_change
 from fedstrata.aggregate.rules import MeanRule
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem, TrainingError
+from fedstrata.core.errors import ConfigurationError, FrameError, Problem, SettingError, TrainingError
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, NotNegative, idle_settings
@@ -100,18 +100,23 @@ class FedTLU(Averaging):
         "every change up, the model down; sketched: sketches, then the merged blocks only"
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         yield from without_a_term(self.mu, self.proximal)
         if self.selection == "sketched" and not self._ranks:
-            yield f"selection sketched chooses by scores, which update {self.update} does not use"
+            yield SettingError(
+                f"selection sketched chooses by scores, which update {self.update} does not use", "no_effect"
+            )
         if self.selection == "sketched" and not isinstance(self.aggregation, MeanRule):
-            yield f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts"
+            yield SettingError(
+                f"aggregation {self.aggregation.rule} compares whole changes; sketched sends parts",
+                "conflict",
+            )
         by_update = {"portion": ["targeted", "worst", "random"], "scored": ["targeted", "worst"]}
         unused = idle_settings(self, self.update, by_update)
         unused |= idle_settings(self, self.selection, {"width": ["sketched"]})
         for name in unused:
             what = f"update {self.update} and selection {self.selection}"
-            yield f"{name} has no meaning with {what}; leave it out"
+            yield SettingError(f"{name} has no meaning with {what}; leave it out", "no_effect")
 
     def not_private(self, mechanism: str) -> str:
         """A schedule goes by clients' losses; and a server that selects looks at more than a mean."""
@@ -142,7 +147,7 @@ class FedTLU(Averaging):
         outside = (*layout.embedding, *layout.final_norm, *layout.head)
         if self.update == "last" and not outside:
             message = "'last' merges what follows the blocks, and under this adapter nothing of that trains"
-            raise ConfigurationError([Problem("method.update", message)])
+            raise ConfigurationError([Problem("method.update", message, code="no_effect")])
         return layout.all
 
     def start(self, model: Model) -> State:
@@ -152,7 +157,7 @@ class FedTLU(Averaging):
         tensors = dict(zip(layout.all, model.parameters(layout.all), strict=True))
         if self._ranks and not select.scored_tensors(layout.blocks, tensors, self.scored):
             message = f"{self.scored!r} leaves nothing to score: no such tensor of a block trains"
-            raise ConfigurationError([Problem("method.scored", message)])
+            raise ConfigurationError([Problem("method.scored", message, code="no_effect")])
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
         if self.update == "last":
@@ -198,7 +203,7 @@ class FedTLU(Averaging):
         if handler == "upload":
             return {name: change[name] for name in cast("list[str]", plan.values["names"])}
         if self._schedule and self._chooses and not isinstance(values.get("loss"), float):
-            raise FrameError("an update says no loss")
+            raise FrameError("an update says no loss", code="missing")
         if not self._sketched:
             return change
         inside = {name: change[name] for name in self._scored(layout.blocks, change)}
@@ -319,7 +324,7 @@ def _ranked(
     scores = {name: score(sizes[name], *own) for name, own in sums.items()}
     if wrong := [name for name, score in scores.items() if not math.isfinite(score)]:
         message = f"the clients' mean change of {wrong[0]} is not finite, so blocks cannot be ranked"
-        raise TrainingError(message)
+        raise TrainingError(message, code="not_finite")
     blocks = blocks_in(state)
     noise = noise_scores(sizes, blocks)
     ranked = block_scores(scores, blocks)

@@ -29,7 +29,7 @@ from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import Problem
+from fedstrata.core.errors import Problem, SettingError
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
 from fedstrata.core.seeding import Seed
@@ -97,25 +97,43 @@ class FLLLaMA(Divided):
     noise: NoiseSettings | None = Field(default=None, description="Gaussian noise on what leaves A, or C.")
     travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         modes = {"average_every": ["hierarchical"], "turns": ["sequential"], "mean": ["client_batch"]}
         for name, (mode,) in idle_settings(self, self.mode, modes).items():
-            yield f"{name}={getattr(self, name)} has no meaning with mode {self.mode}, only with {mode}"
+            yield SettingError(
+                f"{name}={getattr(self, name)} has no meaning with mode {self.mode}, only with {mode}",
+                "no_effect",
+            )
         if isinstance(self.average_ends, int) and self.mode == "sequential":
             needs = "needs clients that step side by side: mode client_batch or hierarchical, not sequential"
-            yield f"average_ends={self.average_ends} {needs}"
+            yield SettingError(f"average_ends={self.average_ends} {needs}", "conflict")
         if self.average_ends == "hand_on" and (self.mode, self.turns) != ("sequential", "round"):
-            yield "average_ends=hand_on needs clients that train one after the other: sequential, turns round"
+            yield SettingError(
+                "average_ends=hand_on needs clients that train one after the other: sequential, turns round",
+                "conflict",
+            )
         if self.average_ends == "hand_on" and self.cuts:
-            yield "average_ends=hand_on: a client that is divided elsewhere could not go on; leave cuts out"
+            yield SettingError(
+                "average_ends=hand_on: a client that is divided elsewhere could not go on; leave cuts out",
+                "conflict",
+            )
         if self.in_flight > 1 and self.mode == "client_batch":
-            yield f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1"
+            yield SettingError(
+                f"in_flight={self.in_flight}: with client_batch all wait for all; it must be 1",
+                "out_of_range",
+            )
         if self.cuts and self.mode == "client_batch":
-            yield "cuts: clients of one batch are all divided at one place; use another mode"
+            yield SettingError(
+                "cuts: clients of one batch are all divided at one place; use another mode", "conflict"
+            )
         if self.full and self.cuts:
-            yield "full: with cuts a block may be of one segment here and of another there"
+            yield SettingError(
+                "full: with cuts a block may be of one segment here and of another there", "conflict"
+            )
         if len({*self.full}) == len(get_args(Segment)):
-            yield "full: all segments train in full without an adapter; leave both out"
+            yield SettingError(
+                "full: all segments train in full without an adapter; leave both out", "no_effect"
+            )
 
     @property
     def personal(self) -> bool:
@@ -133,17 +151,23 @@ class FLLLaMA(Divided):
         found += [] if facts.training is None else self._unfit_steps(facts.training.accumulation)
         known = self.cuts if facts.clients is None else facts.clients
         found += [
-            Problem(f"method.cuts.{name}", f"there is no client {name!r}; there are: {', '.join(known)}")
+            Problem(
+                f"method.cuts.{name}",
+                f"there is no client {name!r}; there are: {', '.join(known)}",
+                code="unknown_name",
+            )
             for name in self.cuts
             if name not in known
         ]
         if facts.devices is not None:
             whole = "emulated devices compute with the whole model"
-            found.append(Problem("devices", f"{whole}, and {self.name} leaves a part to the server"))
+            found.append(
+                Problem("devices", f"{whole}, and {self.name} leaves a part to the server", code="conflict")
+            )
         kind = "without an adapter" if facts.adapter is None else facts.adapter.kind
         if facts.model is not None and self.full and kind != "lora":
             only = "has a meaning with adapter.kind lora only, which the other segments then have"
-            found.append(Problem("method.full", f"{only}, not {kind}"))
+            found.append(Problem("method.full", f"{only}, not {kind}", code="no_effect"))
         return found
 
     def trainable(self, layout: Layout) -> tuple[str, ...]:
@@ -258,8 +282,16 @@ class FLLLaMA(Divided):
             if self.in_flight == 1:
                 return []
             wanted = f"{self.in_flight} has no meaning with training.accumulation 1: what may be under way at"
-            return [Problem("method.in_flight", f"{wanted} once are the batches of one step")]
+            return [
+                Problem("method.in_flight", f"{wanted} once are the batches of one step", code="no_effect")
+            ]
         if (self.mode, self.mean) != ("client_batch", "clients"):
             return []
         why = "the server goes back through a batch before it knows how many terms a client's whole step has"
-        return [Problem("method.mean", f"'clients' needs training.accumulation 1, not {batches}: {why}")]
+        return [
+            Problem(
+                "method.mean",
+                f"'clients' needs training.accumulation 1, not {batches}: {why}",
+                code="conflict",
+            )
+        ]

@@ -76,10 +76,10 @@ class FLoRA(LocalTraining):
             return wrong
         adds = "with method flora, which adds adapters to the model's weights"
         if facts.model.quantization is not None:
-            return [Problem("model.quantization", f"must be left out {adds}")]
+            return [Problem("model.quantization", f"must be left out {adds}", code="conflict")]
         if facts.model.dtype != "float32":
             message = f"must be float32 {adds}: {facts.model.dtype} would round most of a sum away"
-            return [Problem("model.dtype", message)]
+            return [Problem("model.dtype", message, code="conflict")]
         return []
 
     def not_private(self, mechanism: str) -> str:
@@ -139,7 +139,7 @@ class FLoRA(LocalTraining):
         tensors = model.snapshot([layer.weight for layer in layers])
         if not all(weight.is_floating_point() for weight in tensors.values()):
             message = "flora adds adapters to the model's weights, which cannot be quantised for that"
-            raise ConfigurationError([Problem("method.name", message)])
+            raise ConfigurationError([Problem("method.name", message, code="conflict")])
         head = [name for name in model.layout.all if not is_lora(name)]
         values: dict[str, Any] = {
             "_layers": [asdict(layer) for layer in layers],

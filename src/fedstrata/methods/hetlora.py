@@ -115,7 +115,7 @@ class HetLoRA(Method):
                 weight = max(product_norm(update.tensors), 1e-12)  # of an adapter that did not move
                 if not weight <= _LARGEST_NORM:
                     told = f"its adapters have a norm of {weight:g}, beyond {_LARGEST_NORM:g}"
-                    cohort.reject(client.id, FrameError(told))
+                    cohort.reject(client.id, FrameError(told, code="out_of_range"))
                     continue
             used[client.id], ranks[client.id] = ranks[client.id], cast("int", update.values["rank"])
             mean.add(Update(pad(update.tensors, state.tensors), weight=weight))

@@ -128,7 +128,9 @@ def block_count(config: Any) -> int:
     """
     count = getattr(config.get_text_config(), "num_hidden_layers", None)
     if not isinstance(count, int):
-        raise refused("model.name", f"{config.model_type!r}: its configuration has no num_hidden_layers")
+        raise refused(
+            "model.name", f"{config.model_type!r}: its configuration has no num_hidden_layers", "no_blocks"
+        )
     return count
 
 
@@ -169,7 +171,7 @@ def transformers_model(model: nn.Module) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, PreTrainedModel):
             return module
-    raise refused("model.name", f"{type(model).__name__} holds no transformers model")
+    raise refused("model.name", f"{type(model).__name__} holds no transformers model", "not_supported")
 
 
 def choose_blocks(inner: PreTrainedModel, path: str) -> None:
@@ -190,7 +192,7 @@ def choose_blocks(inner: PreTrainedModel, path: str) -> None:
     if found is not None and (is_listed(inner) or lists.get(path) is found):
         own = next(place for place, module in inner.named_modules() if module is found)
         message = f"has no effect: the blocks of a {type(inner).__name__} are found, {own}; leave it out"
-        raise refused("model.blocks", message)
+        raise refused("model.blocks", message, "no_effect")
     _require_list(lists, path, type(inner).__name__)
     inner.given_blocks = path
 
@@ -213,20 +215,20 @@ def single_list(module: nn.Module, path: str | None, name: str) -> str:
         _require_list(lists, path, what)
         if fitting == [path]:
             message = f"has no effect: the blocks of {what} are found, {path}; leave it out"
-            raise refused("model.blocks", message)
+            raise refused("model.blocks", message, "no_effect")
         return path
     if not fitting:
         message = f"{what} has no torch.nn.ModuleList of blocks of one class, by which methods train and send"
-        raise refused("model.name", f"{message}; it has {_listed(lists) or 'no list'}")
+        raise refused("model.name", f"{message}; it has {_listed(lists) or 'no list'}", "no_blocks")
     if len(fitting) > 1:
-        raise refused("model.blocks", f"must say which are the blocks of {what}: {_listed(lists)}")
+        raise refused("model.blocks", f"must say which are the blocks of {what}: {_listed(lists)}", "missing")
     return fitting[0]
 
 
 def _require_list(lists: Mapping[str, nn.ModuleList], path: str, what: str) -> None:
     if path not in lists or len(_classes(lists[path])) != 1:
         message = f"{path!r} is no torch.nn.ModuleList of modules of one class in {what}"
-        raise refused("model.blocks", f"{message}, which has {_listed(lists) or 'no list'}")
+        raise refused("model.blocks", f"{message}, which has {_listed(lists) or 'no list'}", "unknown_name")
 
 
 def _listed(lists: Mapping[str, nn.ModuleList]) -> str:
@@ -271,6 +273,7 @@ def _generic_parts(inner: PreTrainedModel) -> tuple[nn.ModuleList, nn.Module | N
             f"num_hidden_layers = {expected} modules of one class, in a model that is no encoder-decoder; "
             f"found {_listed(lists) or 'no list'}. `model.blocks` says which it is, where it is one of them. "
             f"Known families: {', '.join(FAMILIES)}",
+            "no_blocks",
         )
     return lists[found[0]], _norm_beside(inner, found[0])
 
@@ -313,6 +316,7 @@ def _groups_of_blocks(inner: PreTrainedModel, blocks: nn.ModuleList) -> dict[int
         raise refused(
             "model.name",
             f"the blocks of {type(inner).__name__} share their weights, so no block can be told apart",
+            "not_supported",
         )
     return groups
 

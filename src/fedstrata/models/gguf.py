@@ -53,7 +53,7 @@ def require_gguf(setting: str) -> None:
     """
     if importlib.util.find_spec("gguf") is None:
         message = "needs the package gguf to read a GGUF file; pip install 'fedstrata[gguf]'"
-        raise refused(setting, message)
+        raise refused(setting, message, "not_installed")
 
 
 def convert(path: Path, folder: Path, *, tied: bool | None = None, setting: str = "model.name") -> None:
@@ -69,7 +69,7 @@ def convert(path: Path, folder: Path, *, tied: bool | None = None, setting: str 
     Raises:
         ConfigurationError: transformers cannot read it.
     """
-    with quiet(), explained(setting, f"{path.name!r} cannot be read"):
+    with quiet(), explained(setting, f"{path.name!r} cannot be read", "unreadable"):
         tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(
             path.parent, gguf_file=path.name, dtype=torch.float32, local_files_only=True

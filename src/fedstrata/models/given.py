@@ -47,11 +47,15 @@ def misplaced(settings: ModelSettings) -> list[Problem]:
     """Returns the problems with settings that say nothing of a model that a factory gives, or only of one."""
     if not names_factory(settings.name):
         message = "belongs to a model that a factory gives (model.name: package.module:factory)"
-        return [Problem("model.weights", message)] if settings.weights is not None else []
+        return [Problem("model.weights", message, code="no_effect")] if settings.weights is not None else []
     idle = ("init", "config", "tokenizer", "vocabulary", "dtype", "attention", "quantization", "revision")
     usual = ModelSettings()
     message = f"has no effect on what the factory {settings.name!r} gives; leave it out"
-    return [Problem(f"model.{key}", message) for key in idle if getattr(settings, key) != getattr(usual, key)]
+    return [
+        Problem(f"model.{key}", message, code="no_effect")
+        for key in idle
+        if getattr(settings, key) != getattr(usual, key)
+    ]
 
 
 def make(
@@ -93,10 +97,10 @@ def _called(factory: Factory, name: str, kind: str, labels: tuple[str, ...]) -> 
     except Exception as error:  # whatever a stranger's code raises
         reason = (str(error).splitlines() or [""])[0]
         message = f"the factory {name!r} has failed for a {kind} model: {type(error).__name__}: {reason}"
-        raise refused("model.name", message) from error
+        raise refused("model.name", message, "failed") from error
     if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module)):
         message = f"the factory {name!r} must return (module, tokenizer), not {_described(made)}"
-        raise refused("model.name", message)
+        raise refused("model.name", message, "wrong_type")
     module, tokenizer = made
     _require_no_adapter(module, f"the factory {name!r} gives")
     _check_tokenizer(tokenizer, f"the factory {name!r} gives")
@@ -115,6 +119,7 @@ def _require_no_adapter(module: nn.Module, what: str) -> None:
             "model.name",
             f"{what} a model with a PEFT adapter: give the model alone, and the adapter as `adapter`; or "
             "merge it before (merge_and_unload)",
+            "holds_adapter",
         )
 
 
@@ -125,22 +130,25 @@ def _check_tokenizer(tokenizer: Any, what: str) -> None:
             "model.name",
             f"{what} a {type(tokenizer).__name__}, which gives no character offsets; a fast tokenizer of "
             "transformers is needed (PreTrainedTokenizerFast)",
+            "no_offsets",
         )
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise refused("model.name", f"{what} a tokenizer without padding and end-of-sequence token")
+            raise refused(
+                "model.name", f"{what} a tokenizer without padding and end-of-sequence token", "lacks_tokens"
+            )
         tokenizer.pad_token = tokenizer.eos_token
 
 
 def _read(module: nn.Module, folder: Path, name: str) -> None:
     if not (folder / WEIGHTS).is_file():
-        raise refused("model.weights", f"{str(folder)!r} holds no {WEIGHTS}")
+        raise refused("model.weights", f"{str(folder)!r} holds no {WEIGHTS}", "not_found")
     try:
         read_weights(module, folder)
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         message = f"the weights in {str(folder)!r} are not those of the model that {name!r} gives: {reason}"
-        raise refused("model.weights", message) from error
+        raise refused("model.weights", message, "wrong_weights") from error
 
 
 def _wrapped(module: nn.Module, settings: ModelSettings, kind: str) -> PlainModel:
@@ -199,12 +207,16 @@ def _require_savable(model: nn.Module) -> None:
     what = f"model= is a {type(model).__name__}"
     way = "give a factory that can be imported, `def make(kind, labels): return module, tokenizer`"
     if not isinstance(model, PreTrainedModel):
-        raise refused("model", f"{what}, which no file can hold but a pickle, and that may run code; {way}")
+        raise refused(
+            "model",
+            f"{what}, which no file can hold but a pickle, and that may run code; {way}",
+            "not_supported",
+        )
     if getattr(model, "is_quantized", False):
         message = f"{what} with quantized weights; give it in float32 and set model.quantization"
-        raise refused("model.quantization", message)
+        raise refused("model.quantization", message, "not_supported")
     kind = model.config.model_type
     own = kind == PlainConfig.model_type or kind not in CONFIG_MAPPING
     if own or type(model.config) is not CONFIG_MAPPING[kind]:
         message = f"{what}, whose configuration ({type(model.config).__name__}) is none of transformers' own"
-        raise refused("model", f"{message}; {way}")
+        raise refused("model", f"{message}; {way}", "not_supported")

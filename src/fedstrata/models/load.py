@@ -173,7 +173,7 @@ def _whole_config(settings: ModelSettings, tokenizer: Any) -> PretrainedConfig:
                 overrides.setdefault("vocab_size", _vocabulary(settings, tokenizer))
             return _config_of_folder(folder, settings.name, overrides)
         if settings.init != "random":
-            raise refused("model.config.model_type", "can be given only with `init: random`")
+            raise refused("model.config.model_type", "can be given only with `init: random`", "conflict")
         return _config_from_scratch(settings, overrides, tokenizer)
 
 
@@ -189,21 +189,28 @@ def read_tokenizer(settings: ModelSettings) -> Any:
     setting = "model.tokenizer" if settings.tokenizer else "model.name"
     revision = settings.revision if name == settings.name else None
     folder = locate(name, revision=revision, weights=False, setting=setting)
-    with quiet(), explained(setting, f"{name!r} has no readable tokenizer"):
+    with quiet(), explained(setting, f"{name!r} has no readable tokenizer", "unreadable"):
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     if not tokenizer.is_fast:
         raise refused(
             setting,
             f"{name!r} has a {type(tokenizer).__name__}, which gives no character offsets; "
             "a tokenizer with a tokenizer.json (a 'fast' one) is needed",
+            "no_offsets",
         )
     if not any(path for pattern in _VOCABULARY_FILES for path in folder.glob(pattern)):
-        raise refused(setting, f"{name!r} holds no vocabulary: none of {', '.join(_VOCABULARY_FILES)}")
+        raise refused(
+            setting, f"{name!r} holds no vocabulary: none of {', '.join(_VOCABULARY_FILES)}", "not_found"
+        )
     for key in ("is_local", "local_files_only"):  # how it was read here, nothing to save with it
         tokenizer.init_kwargs.pop(key, None)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
-            raise refused(setting, f"the tokenizer of {name!r} has no padding and no end-of-sequence token")
+            raise refused(
+                setting,
+                f"the tokenizer of {name!r} has no padding and no end-of-sequence token",
+                "lacks_tokens",
+            )
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer
 
@@ -227,14 +234,14 @@ def _config_of_folder(folder: Path, name: str, overrides: dict[str, Any]) -> Pre
         refuse_adapter(folder, name)
         run = (folder / "record.jsonl").is_file()
         found = "; it is a run: name what `fedstrata export RUN --out FOLDER` writes" if run else ""
-        raise refused("model.name", f"{name!r} has no config.json{found}")
-    with explained("model.name", f"the config.json of {name!r} is not usable"):
+        raise refused("model.name", f"{name!r} has no config.json{found}", "not_found")
+    with explained("model.name", f"the config.json of {name!r} is not usable", "unreadable"):
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     _refuse_strays(config, [key for key in overrides if not hasattr(config, key)])
     for key, value in overrides.items():
-        with explained(f"model.config.{key}", f"{value!r} does not fit"):
+        with explained(f"model.config.{key}", f"{value!r} does not fit", "invalid"):
             setattr(config, key, value)
-    with explained("model.config", "the values do not fit together"):
+    with explained("model.config", "the values do not fit together", "conflict"):
         config.validate()
     config.transformers_weights = None  # would name another file of weights, maybe a pickled one
     return config
@@ -247,11 +254,15 @@ def _config_from_scratch(
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         close = difflib.get_close_matches(str(model_type), CONFIG_MAPPING, n=3)
         hint = f", for example {', '.join(close)}" if close else ", for example llama, gpt2 or bert"
-        raise refused("model.config.model_type", f"{model_type!r} is no model_type of transformers{hint}")
+        raise refused(
+            "model.config.model_type",
+            f"{model_type!r} is no model_type of transformers{hint}",
+            "unknown_name",
+        )
     config_class = CONFIG_MAPPING[model_type]
     if "vocab_size" not in overrides and hasattr(config_class, "vocab_size"):
         overrides["vocab_size"] = _vocabulary(settings, tokenizer)
-    with explained("model.config", f"no {model_type} can be made with these values"):
+    with explained("model.config", f"no {model_type} can be made with these values", "invalid"):
         config = AutoConfig.for_model(model_type, **overrides)
     # A configuration takes any key; what it does not know it keeps as an attribute that nobody reads.
     _refuse_strays(config, [key for key in overrides if key in vars(config)])
@@ -266,7 +277,7 @@ def _refuse_strays(config: PretrainedConfig, keys: Sequence[str]) -> None:
         if key not in known and not _is_read_by_family(config, key):
             hint = did_you_mean(key, known, before="; ")
             message = f"{type(config).__name__} has no such setting{hint}"
-            problems.append(Problem(f"model.config.{key}", message))
+            problems.append(Problem(f"model.config.{key}", message, code="unknown_key"))
     refuse(problems)
 
 
@@ -291,6 +302,7 @@ def _for_kind(
             "model.name",
             f"{settings.name!r} is a {config.model_type}, for which transformers has no {kind} model "
             f"(it has: {', '.join(having) or 'none of the three kinds'})",
+            "not_supported",
         )
     if settings.blocks is None:
         block_count(config)
@@ -298,7 +310,11 @@ def _for_kind(
         if getattr(config, "is_decoder", None) is False:
             config.is_decoder = True  # BERT and its kin would otherwise see the tokens they are to predict
         if getattr(config.get_text_config(), "is_causal", None) is False:
-            raise refused("model.config.is_causal", "false lets a model see the tokens that it is to predict")
+            raise refused(
+                "model.config.is_causal",
+                "false lets a model see the tokens that it is to predict",
+                "sees_ahead",
+            )
         return config
     if not labels:
         raise ValueError(f"a {kind} model needs labels")
@@ -322,6 +338,7 @@ def _check_vocabulary(config: Any, tokenizer: Any, settings: ModelSettings) -> N
         raise refused(
             "model.tokenizer" if settings.tokenizer else "model.name",
             f"the tokenizer {whose} has {needed} tokens, but the model's vocabulary has {rows}",
+            "conflict",
         )
 
 
@@ -338,7 +355,7 @@ def _rows_needed(tokenizer: Any) -> int:
 
 def _create(config: Any, settings: ModelSettings, kind: str) -> PreTrainedModel:
     dtype = torch.float32 if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    with quiet(), explained("model", f"no {kind} model can be made"):
+    with quiet(), explained("model", f"no {kind} model can be made", "failed"):
         module = AUTO_CLASSES[kind].from_config(
             config, dtype=dtype, trust_remote_code=False, **_attention_arguments(settings)
         )
@@ -354,7 +371,7 @@ def _load_weights(
     check_weights(folder, settings.name, AUTO_CLASSES[kind].__name__)
     quantized = quantization(settings)
     loader = AUTO_CLASSES[kind] if without is None else _class_without(kind, config, without)
-    with quiet(), explained("model", f"{settings.name!r} cannot be loaded"):
+    with quiet(), explained("model", f"{settings.name!r} cannot be loaded", "unreadable"):
         module, report = loader.from_pretrained(
             folder,
             config=config,
@@ -405,6 +422,7 @@ def _new_parameters(module: PreTrainedModel, report: dict[str, Any], name: str) 
             "model.name",
             f"the weights of {name!r} do not fit its configuration: {len(lacking)} tensors outside the task "
             f"head are missing or of another shape; the first, {lacking[0]}, {detail}",
+            "wrong_weights",
         )
     return new
 

@@ -40,7 +40,7 @@ def locate(name: str, *, revision: str | None = None, weights: bool, setting: st
     """
     if name == SHIPPED:
         if not MINI.is_dir():
-            raise refused(setting, "'mini' is not part of this installation of fedstrata")
+            raise refused(setting, "'mini' is not part of this installation of fedstrata", "not_installed")
         return MINI
     if name.startswith(PACKAGE_PREFIX):
         return _in_package(name, setting)
@@ -51,7 +51,11 @@ def locate(name: str, *, revision: str | None = None, weights: bool, setting: st
         return converted(folder, setting)
     if not _HUB_ID.fullmatch(name) or folder.exists():
         found = "is a file" if folder.is_file() else "is no folder, and cannot be a hub id"
-        raise refused(setting, f"{name!r} {found}; allowed are {_ALLOWED}")
+        raise refused(
+            setting,
+            f"{name!r} {found}; allowed are {_ALLOWED}",
+            "wrong_type" if folder.is_file() else "wrong_form",
+        )
     return _from_hub(name, revision, weights, setting)
 
 
@@ -66,7 +70,7 @@ def refuse_adapter(folder: Path, name: str) -> None:
             f"{name!r} holds an adapter and not the model that it was trained on; `fedstrata export RUN "
             "--out FOLDER` writes both as one model, which can be named here"
         )
-        raise refused("model.name", message)
+        raise refused("model.name", message, "holds_adapter")
 
 
 def check_weights(folder: Path, name: str, auto_class: str) -> None:
@@ -98,6 +102,7 @@ def check_weights(folder: Path, name: str, auto_class: str) -> None:
         "model.name",
         f"{name!r} holds {held}. Only safetensors weights are loaded; if you trust a file in another format, "
         f'convert it once with: python -c "{command}"',
+        "runs_code" if pickled else "not_found",
     )
 
 
@@ -106,15 +111,21 @@ def _check_shards(index: Path, name: str) -> None:
         shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         reason = f"{WEIGHTS_INDEX} is not readable ({type(error).__name__})"
-        raise refused("model.name", f"{name!r}: {reason}") from None
+        raise refused("model.name", f"{name!r}: {reason}", "unreadable") from None
     pickled = [shard for shard in shards if not shard.endswith(".safetensors")]
     if pickled:
         raise refused(
-            "model.name", f"{name!r}: {WEIGHTS_INDEX} names {pickled[0]}, which is no safetensors file"
+            "model.name",
+            f"{name!r}: {WEIGHTS_INDEX} names {pickled[0]}, which is no safetensors file",
+            "runs_code",
         )
     absent = [shard for shard in shards if not (index.parent / shard).is_file()]
     if absent:
-        raise refused("model.name", f"{name!r} lacks weights that {WEIGHTS_INDEX} names: {', '.join(absent)}")
+        raise refused(
+            "model.name",
+            f"{name!r} lacks weights that {WEIGHTS_INDEX} names: {', '.join(absent)}",
+            "not_found",
+        )
 
 
 def _in_package(name: str, setting: str) -> Path:
@@ -122,12 +133,18 @@ def _in_package(name: str, setting: str) -> Path:
     try:
         files = importlib.metadata.files(distribution) or ()
     except (importlib.metadata.PackageNotFoundError, ValueError):
-        raise refused(setting, f"{name!r}: no distribution {distribution!r} is installed here") from None
+        raise refused(
+            setting, f"{name!r}: no distribution {distribution!r} is installed here", "not_installed"
+        ) from None
     configurations = {Path(str(file.locate())).parent for file in files if file.name == "config.json"}
     folders = sorted(folder for folder in configurations if (folder / WEIGHTS).is_file())
     if len(folders) != 1:
         found = ", ".join(map(str, folders)) or "none"
-        raise refused(setting, f"{name!r} must hold one folder with config.json and {WEIGHTS}; found {found}")
+        raise refused(
+            setting,
+            f"{name!r} must hold one folder with config.json and {WEIGHTS}; found {found}",
+            "duplicate" if folders else "not_found",
+        )
     return folders[0]
 
 
@@ -140,22 +157,28 @@ def _from_hub(name: str, revision: str | None, weights: bool, setting: str) -> P
         found = snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=["*/*"])
     except Exception as error:
         # Any: the hub library lets its HTTP client's errors through, and has changed that client before.
-        raise refused(setting, f"{name!r} {_hub_failure(error, revision)}") from None
+        why, code = _hub_failure(error, revision)
+        raise refused(setting, f"{name!r} {why}", code) from None
     return Path(found)
 
 
-def _hub_failure(error: Exception, revision: str | None) -> str:
+def _hub_failure(error: Exception, revision: str | None) -> tuple[str, str]:
+    """Returns what the hub has not done, and the code of that."""
     from huggingface_hub import errors  # noqa: PLC0415
 
     if isinstance(error, errors.GatedRepoError):
-        return "is gated on the Hugging Face hub: accept its licence there, then log in with `hf auth login`"
+        why = "is gated on the Hugging Face hub: accept its licence there, then log in with `hf auth login`"
+        return why, "gated"
     if isinstance(error, errors.RepositoryNotFoundError):
-        return f"is no folder, and the Hugging Face hub has no such public model; allowed are {_ALLOWED}"
+        why = f"is no folder, and the Hugging Face hub has no such public model; allowed are {_ALLOWED}"
+        return why, "not_found"
     if isinstance(error, errors.RevisionNotFoundError):
-        return f"has no revision {revision!r} on the Hugging Face hub"
+        return f"has no revision {revision!r} on the Hugging Face hub", "unknown_name"
     if isinstance(error, errors.LocalEntryNotFoundError):
-        return (
+        why = (
             "is no folder, is not in the hub's cache on this machine, and the Hugging Face hub cannot be "
             "reached; without a network give a folder"
         )
-    return f"could not be downloaded from the Hugging Face hub ({type(error).__name__})"
+        return why, "offline"
+    why = f"could not be downloaded from the Hugging Face hub ({type(error).__name__})"
+    return why, "download_failed"

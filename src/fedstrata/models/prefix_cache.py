@@ -332,7 +332,7 @@ class _Stored:
         while target:
             count = self.file.readinto(target)
             if not count:
-                raise FedstrataError(f"{self.file.name} was cut short while it was in use")
+                raise FedstrataError(f"{self.file.name} was cut short while it was in use", code="cut_short")
             target = target[count:]
 
 

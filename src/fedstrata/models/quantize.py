@@ -38,7 +38,9 @@ def quantization(settings: ModelSettings) -> dict[str, Any]:
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         what = "is not installed" if missing else f"does not work here: {reason}"
         message = f"needs bitsandbytes, which {what}; pip install 'fedstrata[quantized]', or leave it null"
-        raise refused("model.quantization", message) from error
+        raise refused(
+            "model.quantization", message, "not_installed" if missing else "not_importable"
+        ) from error
     return {
         "quantization_config": BitsAndBytesConfig(
             load_in_4bit=True,
@@ -72,4 +74,4 @@ def check_quantized(module: PreTrainedModel, settings: ModelSettings) -> None:
                 f"{settings.quantization!r} needs layers whose input is a multiple of {QUANTISED_TOGETHER} "
                 f"wide; {name} of {settings.name!r} has {layer.in_features}"
             )
-            raise refused("model.quantization", message)
+            raise refused("model.quantization", message, "not_supported")

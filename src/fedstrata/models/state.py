@@ -275,7 +275,9 @@ class Model:
         folder = Path(folder)
         saved_before = any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
         if folder.exists() and not saved_before and (not folder.is_dir() or any(folder.iterdir())):
-            raise FedstrataError(f"{folder} exists and holds no saved model; it is left as it is")
+            raise FedstrataError(
+                f"{folder} exists and holds no saved model; it is left as it is", code="exists"
+            )
         private_folder(folder.parent)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".saving-") as work:
             complete, replaced = Path(work, "new"), Path(work, "old")
@@ -315,24 +317,27 @@ class Model:
         try:
             return self._parameters[name]
         except KeyError:
-            raise FrameError(self._unknown(name)) from None
+            raise self._unknown(name) from None
 
-    def _unknown(self, name: str) -> str:
+    def _unknown(self, name: str) -> FrameError:
         aliases = dict(self.module.named_parameters(remove_duplicate=False))
         if name in aliases:
             own = next(known for known, parameter in self._parameters.items() if parameter is aliases[name])
-            return f"{name} is tied to {own} in model {self.name}; use that name"
+            return FrameError(f"{name} is tied to {own} in model {self.name}; use that name", code="tied")
         hint = did_you_mean(name, self._parameters, before="; ")
-        return f"model {self.name} has no parameter {name}{hint}"
+        return FrameError(f"model {self.name} has no parameter {name}{hint}", code="unknown_name")
 
     def _check(self, name: str, value: Tensor) -> None:
         parameter = self._parameter(name)
         if value.shape != parameter.shape:
             raise FrameError(
-                f"{name} has shape {tuple(value.shape)}, but {tuple(parameter.shape)} in model {self.name}"
+                f"{name} has shape {tuple(value.shape)}, but {tuple(parameter.shape)} in model {self.name}",
+                code="wrong_shape",
             )
         if value.is_floating_point() != parameter.is_floating_point():
-            raise FrameError(f"{name} is {value.dtype}, but {parameter.dtype} in model {self.name}")
+            raise FrameError(
+                f"{name} is {value.dtype}, but {parameter.dtype} in model {self.name}", code="wrong_type"
+            )
 
     def _remember(self, names: Iterable[str]) -> None:
         for name in names:

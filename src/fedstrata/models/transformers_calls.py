@@ -22,13 +22,13 @@ _TRANSFORMERS_ERRORS = (
 )
 
 
-def refused(setting: str, message: str) -> ConfigurationError:
+def refused(setting: str, message: str, code: str) -> ConfigurationError:
     """Returns the error for one wrong setting."""
-    return ConfigurationError([Problem(setting, message)])
+    return ConfigurationError([Problem(setting, message, code=code)])
 
 
 @contextmanager
-def explained(setting: str, what: str) -> Iterator[None]:
+def explained(setting: str, what: str, code: str) -> Iterator[None]:
     """Turns what transformers raises about its input into one line about a setting."""
     try:
         yield
@@ -36,7 +36,7 @@ def explained(setting: str, what: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         detail = (lines[-1] if isinstance(error, StrictDataclassError) else lines[0]) if lines else ""
         reason = detail if len(detail) <= 300 else f"{detail[:300]}..."
-        raise refused(setting, f"{what}: {reason or type(error).__name__}") from error
+        raise refused(setting, f"{what}: {reason or type(error).__name__}", code) from error
 
 
 @contextmanager

@@ -38,6 +38,7 @@ def require_forward(module: nn.Module, name: str) -> None:
             "model.name",
             f"{name!r} gives a {type(module).__name__} whose forward takes no {' and no '.join(lacking)}; it "
             "is called with input_ids and attention_mask, (rows, tokens) each, and returns logits",
+            "not_callable",
         )
 
 
@@ -70,13 +71,14 @@ def require_logits(module: nn.Module, name: str, kind: str, *, labels: int, rows
             "model.name",
             f"{name!r} gives a {type(module).__name__} that returns {got} of {tuple(ids.shape)} tokens; a "
             f"{kind} model returns {_FORMS[kind]}, here {at_least}{(*leading, last)}",
+            "wrong_shape",
         )
     if kind == "causal-lm":
         others = ids.clone()
         others[:, -1] = 0
         if not torch.allclose(logits[:, :-1], _called(module, others, name)[:, :-1], rtol=1e-3, atol=1e-4):
             message = f"{name!r} gives a {type(module).__name__} that sees the tokens it is to predict"
-            raise refused("model.name", message)
+            raise refused("model.name", message, "sees_ahead")
 
 
 def _called(module: nn.Module, ids: Tensor, name: str) -> Any:
@@ -90,6 +92,7 @@ def _called(module: nn.Module, ids: Tensor, name: str) -> Any:
             "model.name",
             f"{name!r} gives a {type(module).__name__} that cannot be called with {tuple(ids.shape)} "
             f"tokens numbered up to {int(ids.max())}: {type(error).__name__}: {reason}",
+            "not_callable",
         ) from error
     finally:
         module.train(training)
@@ -147,7 +150,12 @@ def watch_blocks(module: nn.Module, path: str, name: str) -> Seen:
     ran = [each for each in calls if each in {f"{path}.{index}" for index in blocks.values()}]
     if ran != [f"{path}.{index}" for index in blocks.values()]:
         wrong.append(f"they run as {', '.join(ran) or 'none'}, not one after the other, once each")
-    refuse([Problem("model.blocks", f"{path!r} of {name!r}: {what}") for what in dict.fromkeys(wrong)])
+    refuse(
+        [
+            Problem("model.blocks", f"{path!r} of {name!r}: {what}", code="not_supported")
+            for what in dict.fromkeys(wrong)
+        ]
+    )
     return Seen(widths[0], _outermost_after(calls, ran[-1]))
 
 

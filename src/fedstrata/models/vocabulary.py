@@ -117,10 +117,10 @@ def bpe_parts(tokenizer: Any) -> dict[str, Any]:
     model = raw["model"]
     if model["type"] != "BPE":
         message = f"needs a BPE tokenizer; this model's {type(tokenizer).__name__} is {model['type']}"
-        raise refused(SETTING, message)
+        raise refused(SETTING, message, "not_supported")
     for name in _REFUSED_BPE:
         if model.get(name):
-            raise refused(SETTING, f"cannot cut a BPE tokenizer with {name}={model[name]!r}")
+            raise refused(SETTING, f"cannot cut a BPE tokenizer with {name}={model[name]!r}", "not_supported")
     return raw
 
 
@@ -254,7 +254,11 @@ def _smallest(vocabulary: Collection[str], *, byte_level: bool) -> set[str]:
         return {*bytes_to_unicode().values()} & set(vocabulary)
     kept = {token for token in vocabulary if _BYTE.fullmatch(token)}
     if len(kept) < 256:
-        raise refused(SETTING, f"needs a tokenizer with a token for every byte; this one has {len(kept)}")
+        raise refused(
+            SETTING,
+            f"needs a tokenizer with a token for every byte; this one has {len(kept)}",
+            "lacks_tokens",
+        )
     return kept | ({chr(code) for code in range(32, 127)} | {_SPACE, "\n", "\t"}) & set(vocabulary)
 
 

@@ -61,13 +61,12 @@ class ServeController(Controller):
                 self._serve(handover, JobCell(fl_ctx.get_engine().get_cell(), abort_signal), fl_ctx)
             except FedstrataError as error:
                 again = isinstance(error, ClientsLostError)  # of whom some may have been started again
-                outcome = outcome.model_copy(
-                    update={"status": error.exit_status, "message": str(error), "again": again}
-                )
+                told = {"message": str(error), "code": error.code}
+                outcome = outcome.model_copy(update={"status": error.exit_status, "again": again, **told})
             except Exception as error:  # a bug; its text may quote a note, so only its type is told
                 self.log_error(fl_ctx, "".join(traceback.format_tb(error.__traceback__)))
-                told = f"unexpected {type(error).__name__}; the log of the job at the server says where"
-                outcome = outcome.model_copy(update={"status": 1, "message": told})
+                message = f"unexpected {type(error).__name__}; the log of the job at the server says where"
+                outcome = outcome.model_copy(update={"status": 1, "message": message})
             over.set()
             tell(self._folder, outcome)
         if outcome.status:

@@ -53,12 +53,14 @@ class Outcome(Settings):
         submission: Its number.
         status: The exit status of `fedstrata serve`.
         message: What went wrong.
+        code: The same, as programs tell it.
         again: Whether another submission may do better, with clients that this one has lost.
     """
 
     submission: int
     status: int = 0
     message: str = ""
+    code: str = "failed"
     again: bool = Field(default=False)
 
 
@@ -80,11 +82,12 @@ def take(folder: Path, submission: int) -> Handover:
     place = folder / HANDOVER
     if not (place / _HANDOVER).is_file():
         message = f"{folder} was not handed over by: fedstrata serve --on nvflare"
-        raise ConfigurationError([Problem("folder", message)])
+        raise ConfigurationError([Problem("folder", message, code="not_found")])
     require_secret(place)
     found = Handover.model_validate_json((place / _HANDOVER).read_bytes())
     if found.submission != submission:
-        raise FedstrataError(f"submission {found.submission} has taken the place of {submission}")
+        message = f"submission {found.submission} has taken the place of {submission}"
+        raise FedstrataError(message, code="replaced")
     return found
 
 

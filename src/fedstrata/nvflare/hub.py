@@ -93,7 +93,7 @@ class CellHub(Hub):
         for client, cell in self._sites.items():
             if request.origin == cell and request.name == client:
                 return client
-        raise RefusedError(f"{request.origin!r} is no client of this run")
+        raise RefusedError(f"{request.origin!r} is no client of this run", code="unknown_name")
 
     def _tell_settings(self, request: Request) -> tuple[str, bytes]:
         self._client(request)

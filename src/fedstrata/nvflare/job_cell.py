@@ -14,12 +14,14 @@ from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.private.defs import AUTH_CLIENT_NAME_FOR_SJ, CellMessageHeaderKeys
 
 from fedstrata.core.errors import FedstrataError, LineError, RefusedError, SessionOverError, printable
+from fedstrata.transport.codes import known
 from fedstrata.transport.link import Link
 
 SERVER: str = AUTH_CLIENT_NAME_FOR_SJ
 """What the server's process of a job is called in its token."""
 _CHANNEL = "fedstrata"
 _CONNECTION, _REFUSED, _OVER = "fedstrata.connection", "fedstrata.refused", "fedstrata.over"
+_CODE = "fedstrata.code"
 
 
 class Topic(StrEnum):
@@ -102,7 +104,9 @@ class JobCell:
         if code != ReturnCode.OK:
             raise LineError(f"no answer ({printable(str(code))})")
         if (why := reply.get_header(_REFUSED)) is not None:
-            raise RefusedError(f"the other side refuses: {printable(str(why))}")
+            raise RefusedError(
+                f"the other side refuses: {printable(str(why))}", code=known(reply.get_header(_CODE))
+            )
         if (why := reply.get_header(_OVER)) is not None:
             raise SessionOverError(f"the other side has ended the session: {printable(str(why))}")
         return str(reply.get_header(_CONNECTION) or ""), _bytes_of(reply)
@@ -139,7 +143,7 @@ class JobCell:
             except LineError:  # as if nobody had answered: it may be asked again
                 return new_cell_message({MessageHeaderKey.RETURN_CODE: ReturnCode.SERVICE_UNAVAILABLE})
             except FedstrataError as error:
-                return _message({_REFUSED: str(error)})
+                return _message({_REFUSED: str(error), _CODE: error.code})
 
         self._cell.register_request_cb(channel=_CHANNEL, topic=str(topic), cb=answered)
 

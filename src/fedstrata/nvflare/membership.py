@@ -11,7 +11,7 @@ from fedstrata.core.errors import FedstrataError, FrameError, LineError, Refused
 from fedstrata.core.types import JSON, Message
 from fedstrata.nvflare.job_cell import SERVER, JobCell, Request, Topic
 from fedstrata.transport.agreement import Agreement
-from fedstrata.transport.membership import Membership, not_yet
+from fedstrata.transport.membership import Membership, not_yet, unreachable
 from fedstrata.transport.timing import Timing
 from fedstrata.wire import frame
 
@@ -95,7 +95,7 @@ class CellMembership(Membership):
         NVFlare's server passes on whatever carries the token of that process, which all sites get to see.
         """
         if (request.origin, request.name) != (self._server, SERVER):
-            raise RefusedError(f"{request.origin!r} is not the server of this job")
+            raise RefusedError(f"{request.origin!r} is not the server of this job", code="wrong_server")
         if request.connection != self._name:
             raise LineError("the connection is over")
         try:
@@ -135,7 +135,7 @@ def settings_of(
         except LineError as error:
             if time.monotonic() >= until:
                 told = f"the server says nothing of the run for {timing.reconnect:g} s: {error}"
-                raise LineError(told) from None
+                raise unreachable(told, str(error)) from None
             if not warned:
                 warn(not_yet(_ADDRESS, timing, str(error), ""))
             warned = True

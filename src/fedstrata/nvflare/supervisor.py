@@ -41,10 +41,11 @@ class JobError(FedstrataError):
     Args:
         message: What the controller has told.
         status: The exit status that `fedstrata serve` would have had there.
+        code: As for any of our errors.
     """
 
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, status: int, code: str | None = None) -> None:
+        super().__init__(message, code=code)
         self.exit_status = status
 
 
@@ -162,7 +163,7 @@ class Supervisor:
         rounds = len(committed_rounds(read_events(self._folder / RECORD)))
         self._in_vain = 1 if rounds > self._rounds else self._in_vain + 1
         if not outcome.again or self._in_vain >= _IN_VAIN:
-            raise JobError(outcome.message, outcome.status)
+            raise JobError(outcome.message, outcome.status, outcome.code)
         self._abort()
         self._submit()
 
@@ -201,7 +202,8 @@ class Supervisor:
                 self._session = flare_api.new_secure_session(self._user, str(self._kit))
             return question(self._session)
         except refused as error:
-            raise ConfigurationError([Problem("--admin", printable(f"NVFlare refuses: {error}"))]) from None
+            message = printable(f"NVFlare refuses: {error}")
+            raise ConfigurationError([Problem("--admin", message, code="refused")]) from None
         except (api_spec.JobNotFound, api_spec.JobNotRunning):
             return None
         except Exception as error:  # whatever it is: a server that is gone has many names
@@ -219,12 +221,12 @@ def _user_of(kit: Path) -> str:
         import nvflare  # noqa: F401, PLC0415 - an extra
     except ImportError:
         message = "NVFlare is not installed; install it with: pip install 'fedstrata[nvflare]'"
-        raise ConfigurationError([Problem("--on", message)]) from None
+        raise ConfigurationError([Problem("--on", message, code="not_installed")]) from None
     try:
         return str(json.loads((kit / "startup" / "fed_admin.json").read_bytes())["admin"]["username"])
     except (OSError, ValueError, KeyError, TypeError):
         message = f"{kit} is no startup kit of an NVFlare administrator (startup/fed_admin.json)"
-        raise ConfigurationError([Problem("--admin", message)]) from None
+        raise ConfigurationError([Problem("--admin", message, code="wrong_kit")]) from None
 
 
 def _write_job(place: Path, folder: Path, handover: Handover, min_clients: int | None) -> Path:

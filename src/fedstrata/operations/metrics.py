@@ -29,7 +29,7 @@ def require_metrics(setting: str) -> None:
     """
     if find_spec("prometheus_client") is None:
         message = "prometheus-client is not installed; install it with: pip install 'fedstrata[operations]'"
-        raise ConfigurationError([Problem(setting, message)])
+        raise ConfigurationError([Problem(setting, message, code="not_installed")])
 
 
 def families(picture: Mapping[str, Any]) -> Iterator[Metric]:

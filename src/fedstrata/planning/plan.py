@@ -162,7 +162,7 @@ def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS
         message = (
             f"a training step or a batch for scoring does not fit in the memory of {experiment.model.device}"
         )
-        raise ConfigurationError([Problem("training.batch_size", message)]) from None
+        raise ConfigurationError([Problem("training.batch_size", message, code="too_large")]) from None
     estimate = Estimate(experiment, surveyed, rehearsed)
     return _assemble(estimate, corpus, folder, prepared - started, time.perf_counter() - prepared)
 

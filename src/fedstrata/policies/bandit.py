@@ -29,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Part, Settings
 from fedstrata.core.types import JSON
@@ -61,9 +62,9 @@ class BanditSettings(Settings):
         default=50, description="Rounds, of a device's own bandit turns, after which a reward is forgotten."
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if len(set(self.rates)) < len(self.rates):
-            yield f"rates must differ from each other, not {self.rates}"
+            yield SettingError(f"rates must differ from each other, not {self.rates}", "duplicate")
 
 
 @dataclass(frozen=True, slots=True)

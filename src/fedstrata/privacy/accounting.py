@@ -86,7 +86,7 @@ def require_installed() -> None:
     missing = [package for module, package in needed.items() if find_spec(module) is None]
     if missing:
         message = f"{', '.join(missing)} is not installed; install it with: pip install 'fedstrata[privacy]'"
-        raise ConfigurationError([Problem("privacy.mechanism", message)])
+        raise ConfigurationError([Problem("privacy.mechanism", message, code="not_installed")])
 
 
 def epsilon_of(mechanisms: Sequence[Mechanism], delta: float) -> float:

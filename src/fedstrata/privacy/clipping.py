@@ -97,7 +97,9 @@ class UnitGradients:
         units = self.units_of()
         if len(units) > self.declared:  # how many is for nobody else, and the server hears this
             told = f"there are more {self.privacy.settings.unit}s than the {self.declared} that are declared"
-            raise ConfigurationError([Problem("privacy.units", f"{told}; declare at least as many")])
+            raise ConfigurationError(
+                [Problem("privacy.units", f"{told}; declare at least as many", code="out_of_range")]
+            )
         return units
 
     def secret(self) -> int:

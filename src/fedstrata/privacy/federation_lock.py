@@ -47,18 +47,26 @@ def read_lock(path: Path) -> Lock:
     try:
         values = plain_values(bytes_in(path), str(path))
     except (YAMLError, UnicodeDecodeError) as error:
-        message = told(error) if isinstance(error, YAMLError) else "it is no UTF-8"
-        raise ConfigurationError([Problem("", f"{path}: {message}")]) from None
+        message, code = (
+            (told(error), "not_yaml") if isinstance(error, YAMLError) else ("it is no UTF-8", "not_utf8")
+        )
+        raise ConfigurationError([Problem("", f"{path}: {message}", code=code)]) from None
     if not isinstance(values, dict) or not isinstance(values.get("sites"), dict):
-        raise ConfigurationError([Problem("", f"{path} is no federation lock: it has no `sites`")])
+        raise ConfigurationError(
+            [Problem("", f"{path} is no federation lock: it has no `sites`", code="missing")]
+        )
     problems = [
-        Problem("", f"{path}: {key!r} is not known{did_you_mean(key, _KEYS, before='; ')}")
+        Problem(
+            "", f"{path}: {key!r} is not known{did_you_mean(key, _KEYS, before='; ')}", code="unknown_key"
+        )
         for key in values
         if key not in _KEYS
     ]
     if type(values.get("version")) is not int or values["version"] != _VERSION:
         found = shortened(values.get("version"))
-        problems.append(Problem("", f"{path}: version must be {_VERSION}, not {found}"))
+        problems.append(
+            Problem("", f"{path}: version must be {_VERSION}, not {found}", code="unknown_version")
+        )
     refuse([*problems, *_problems(values["sites"], str(path))])
     return MappingProxyType(
         {site: bytes.fromhex(public.removeprefix(KIND)) for site, public in values["sites"].items()}
@@ -73,10 +81,16 @@ def lock_of(named: Sequence[str]) -> Lock:
             all that is wrong.
     """
     pairs = [text.rpartition("=") for text in named]
-    problems = [Problem("NAME=PUBLIC", f"{shortened(text)} has no name") for text in named if "=" not in text]
+    problems = [
+        Problem("NAME=PUBLIC", f"{shortened(text)} has no name", code="missing")
+        for text in named
+        if "=" not in text
+    ]
     texts = {site: public for site, equals, public in pairs if equals}
     problems += [
-        Problem("NAME=PUBLIC", f"site {shortened(site)} is named {count} times; once is enough")
+        Problem(
+            "NAME=PUBLIC", f"site {shortened(site)} is named {count} times; once is enough", code="duplicate"
+        )
         for site, count in Counter(site for site, equals, _ in pairs if equals).items()
         if count > 1
     ]
@@ -108,23 +122,31 @@ def _quoted(site: str) -> str:
 
 def _problems(sites: Mapping[Any, Any], path: str) -> list[Problem]:
     """Returns all that is wrong with the sites of a lock."""
-    told_of: list[str] = []
+    told_of: list[tuple[str, str]] = []
     if len(sites) > MOST_KNOWN_SITES:
-        return [Problem("", f"{path} names {len(sites)} sites; at most {MOST_KNOWN_SITES} are read")]
+        return [
+            Problem(
+                "",
+                f"{path} names {len(sites)} sites; at most {MOST_KNOWN_SITES} are read",
+                code="out_of_range",
+            )
+        ]
     holders: dict[str, list[str]] = defaultdict(list)
     for site, public in sites.items():
         if not re.fullmatch(SITE_PATTERN, site):
-            told_of.append(f"{shortened(site)} is no name of a site: 1 to 128 printable characters")
+            message = f"{shortened(site)} is no name of a site: 1 to 128 printable characters"
+            told_of.append((message, "wrong_form"))
         if not isinstance(public, str) or not _PUBLIC.fullmatch(public):
-            told_of.append(
+            message = (
                 f"site {shortened(site)}: {shortened(public)} is no public half of an identity, which has "
                 f"{2 * PUBLIC_BYTES} hexadecimal digits after {KIND}"
             )
+            told_of.append((message, "no_identity"))
         else:
             holders[public].append(site)
     told_of += [
-        f"sites {', '.join(names)} have the same public half; each makes its own identity"
+        (f"sites {', '.join(names)} have the same public half; each makes its own identity", "duplicate")
         for names in holders.values()
         if len(names) > 1
     ]
-    return [Problem("", f"{path}: {message}") for message in told_of]
+    return [Problem("", f"{path}: {message}", code=code) for message, code in told_of]

@@ -57,7 +57,9 @@ class Identity:
         except (ValueError, TypeError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
-            raise ConfigurationError([Problem("", f"{path} holds no identity: an Ed25519 key in PEM")])
+            raise ConfigurationError(
+                [Problem("", f"{path} holds no identity: an Ed25519 key in PEM", code="no_identity")]
+            )
         return cls(key)
 
     @property

@@ -46,7 +46,7 @@ class JointGradients(UnitGradients):
         rounding, numbers = self.noise.rounding, sum(parameter.numel() for parameter in parameters)
         if numbers != rounding.numbers:
             told = f"{numbers} numbers train, and joint noise is worked out for {rounding.numbers}"
-            raise TrainingError(f"client {client.id}: {told}")
+            raise TrainingError(f"client {client.id}: {told}", code="conflict")
         return partial(_RoundedPasses, rounding, self.randomness)
 
     def _leave(self, parameters: Sequence[Parameter], sums: Sequence[Tensor]) -> None:

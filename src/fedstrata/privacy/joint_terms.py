@@ -50,13 +50,15 @@ def require_own_terms(terms: MeanTerms, privacy: Privacy) -> None:
     if (own is None) != (said is None):
         of_it, here = (("with" if each else "without") + " joint noise" for each in (said, own))
         told = f"{terms.sum} was begun {of_it}, and this site's settings are {here}"
-        raise WrongSum(f"{told}; nothing was sent")
+        raise WrongSum(f"{told}; nothing was sent", code="conflict")
     if own is None or said is None:
         return
     mine, theirs = own.model_dump(), said.model_dump()
     if wrong := [name for name in mine if not math.isclose(mine[name], theirs[name], rel_tol=_CLOSE)]:
         told = ", ".join(f"{name} {theirs[name]:g} (here {mine[name]:g})" for name in wrong)
-        raise WrongSum(f"{terms.sum} was begun with other joint noise: {told}; nothing was sent")
+        raise WrongSum(
+            f"{terms.sum} was begun with other joint noise: {told}; nothing was sent", code="not_agreed"
+        )
 
 
 def require_carriers(roster: Roster, noise: JointNoise) -> None:

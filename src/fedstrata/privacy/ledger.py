@@ -199,7 +199,7 @@ class Ledger:
                 message = (
                     f"{self._path} is damaged: see fedstrata ledger verify {self._path}, and move it away"
                 )
-                raise ConfigurationError([Problem("", message)]) from None
+                raise ConfigurationError([Problem("", message, code="damaged")]) from None
             end = start
 
     def _note(self, line: Line) -> None:

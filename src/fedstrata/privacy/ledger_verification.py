@@ -46,10 +46,13 @@ class LedgerError(FedstrataError):
         path: The ledger.
         line: The first line that is wrong, counted from 1.
         why: What is wrong with it.
+        code: What is wrong, as programs tell it.
     """
 
-    def __init__(self, path: Path, line: int, why: str) -> None:
-        super().__init__(f"{path}, line {line}: {why}")
+    code = "damaged"
+
+    def __init__(self, path: Path, line: int, why: str, code: str | None = None) -> None:
+        super().__init__(f"{path}, line {line}: {why}", code=code)
         self.line = line
 
 
@@ -97,7 +100,7 @@ def ledgers_in(path: Path) -> list[Path]:
     if found := [each for pattern in patterns for each in sorted(path.glob(pattern))]:
         return found
     message = f"{path} holds no ledger: neither {LEDGER} nor clients/ID/{LEDGER} is in it"
-    raise ConfigurationError([Problem("PATH", message)])
+    raise ConfigurationError([Problem("PATH", message, code="not_found")])
 
 
 def read_ledger(path: Path) -> Iterator[Line]:
@@ -110,15 +113,19 @@ def read_ledger(path: Path) -> Iterator[Line]:
     before, first, frames = NOTHING, None, [""]
     for number, text in enumerate(_texts(path), start=1):
         line = parse(text[:-1]) if text.endswith(b"\n") else None
-        if line is None or (wrong := _wrong_in(line)):
-            raise LedgerError(path, number, wrong if line is not None else _unreadable(text))
+        if line is None:
+            raise LedgerError(path, number, *_unreadable(text))
+        if wrong := _wrong_in(line):
+            raise LedgerError(path, number, wrong)
+        if line["hash"] != hash_of_line(line):
+            why = "it was changed after it was written: its hash is another"
+            raise LedgerError(path, number, why, "wrong_hash")
         first = first or line
         if wrong := _wrong_after(line, number, before, first):
-            raise LedgerError(path, number, wrong)
+            raise LedgerError(path, number, wrong, "wrong_chain")
         if line["again"] is not None and frames[line["again"]] != line["frame"]:
-            raise LedgerError(
-                path, number, f"it says that line {line['again']} was sent again, of other bytes"
-            )
+            why = f"it says that line {line['again']} was sent again, of other bytes"
+            raise LedgerError(path, number, why, "wrong_chain")
         frames.append(line["frame"])
         before = line["hash"]
         yield line
@@ -143,9 +150,8 @@ def verify(path: Path, heads: Mapping[str, str] | None = None) -> tuple[int, str
         count, last = line["number"], line["hash"]
         missing.pop(last, None)
     for head, known in missing.items():
-        raise LedgerError(
-            path, count + 1, f"no line has the hash {head} ({known}): the ledger was cut off, or replaced"
-        )
+        why = f"no line has the hash {head} ({known}): the ledger was cut off, or replaced"
+        raise LedgerError(path, count + 1, why, "line_missing")
     return count, last
 
 
@@ -158,16 +164,18 @@ def _texts(path: Path) -> Iterator[bytes]:
             yield text
 
 
-def _unreadable(text: bytes) -> str:
+def _unreadable(text: bytes) -> tuple[str, str]:
+    """Returns why a line cannot be read, and the code of that."""
     if len(text) > LONGEST_LINE:
-        return f"it has more than {LONGEST_LINE:,} bytes, which no line has"
+        return f"it has more than {LONGEST_LINE:,} bytes, which no line has", "too_large"
     if not text.endswith(b"\n"):
-        return "it was cut off, or not written to its end: what it was written for has not left the client"
-    return "it is no canonical JSON, which every line is written as"
+        told = "it was cut off, or not written to its end: what it was written for has not left the client"
+        return told, "cut_short"
+    return "it is no canonical JSON, which every line is written as", "damaged"
 
 
 def _wrong_in(line: Line) -> str:
-    """Returns what is wrong with a line by itself; nothing if nothing is."""
+    """Returns what is wrong with a line by itself, but for its hash; nothing if nothing is."""
     if line.keys() != _FIELDS:
         return (
             f"its fields are not those of a line: {printable(', '.join(sorted(line.keys() ^ _FIELDS)), 200)}"
@@ -189,8 +197,6 @@ def _wrong_in(line: Line) -> str:
         return f"its {wrong[0]} is not what it can be"
     if sum(size for _, _, size in line["tensors"].values()) > line["bytes"]:
         return "its tensors have more bytes than all that was sent"
-    if line["hash"] != hash_of_line(line):
-        return "it was changed after it was written: its hash is another"
     return ""
 
 

@@ -128,7 +128,7 @@ def require_no_other_run(folder: Path, run: Path | None) -> None:
     of_a_run = folder.resolve().name == AUDITS and (other / "record.jsonl").exists()
     if of_a_run and (run is None or other != run.resolve()):
         what = f"{folder} is for attacks on the run {other.name} as it was made, and this is none"
-        raise ConfigurationError([Problem("", f"{what}; give another folder with --out")])
+        raise ConfigurationError([Problem("", f"{what}; give another folder with --out", code="conflict")])
 
 
 def what_was_attacked(settings: RunSettings) -> dict[str, Any]:

@@ -54,7 +54,9 @@ def require_run(folder: Path) -> None:
     """
     for name in ("config.yaml", "record.jsonl"):
         if not (folder / name).is_file():
-            raise ConfigurationError([Problem("", f"{folder} holds no run: there is no {name} in it")])
+            raise ConfigurationError(
+                [Problem("", f"{folder} holds no run: there is no {name} in it", code="not_found")]
+            )
 
 
 def read_history(folder: Path) -> History:

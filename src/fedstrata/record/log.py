@@ -100,7 +100,7 @@ def as_written(record: Path) -> Iterator[None]:
     try:
         yield
     except (KeyError, TypeError, ValueError):
-        raise DataError(record, "a line of it is not as it was written") from None
+        raise DataError(record, "a line of it is not as it was written", code="damaged") from None
 
 
 class Follower:

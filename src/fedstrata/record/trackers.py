@@ -173,7 +173,7 @@ def require_trackers(names: Sequence[str]) -> None:
     if missing:
         extras = ",".join(missing)
         message = f"{', '.join(missing)} is not installed; install it with: pip install 'fedstrata[{extras}]'"
-        raise ConfigurationError([Problem("report_to", message)])
+        raise ConfigurationError([Problem("report_to", message, code="not_installed")])
 
 
 class Trackers:

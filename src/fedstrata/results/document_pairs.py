@@ -57,10 +57,14 @@ def read_documents(
     if form is None:
         form = format_of(path, option)
     elif form not in formats:
-        raise ConfigurationError([Problem(option, f"must be one of {', '.join(formats)}, not {form!r}")])
+        raise ConfigurationError(
+            [Problem(option, f"must be one of {', '.join(formats)}, not {form!r}", code="unknown_name")]
+        )
     ends = formats[form].annotation_suffix
     if ends and not any(source.annotations for source in find_sources(path, formats[form])):
-        raise DataError(path, "has no annotations", expected=f"*{ends}, which may be empty")
+        raise DataError(
+            path, "has no annotations", expected=f"*{ends}, which may be empty", code="not_annotated"
+        )
     return read(path, form, formats=formats)
 
 
@@ -80,13 +84,14 @@ def format_of(path: Path, option: str) -> str:
         beside = path.parent.glob(f"{path.stem}.*") if path.suffix == ".txt" else ()
         names = [path.name, *(found.name for found in beside)]
     else:
-        raise DataError(path, "no such file or folder")
+        raise DataError(path, "no such file or folder", code="not_found")
     forms = [form for form, ends in DETECTED.items() if any(name.lower().endswith(ends) for name in names)]
     if len(forms) == 1:
         return forms[0]
     looked_for = ", ".join(f"*{ends[0]}" for ends in DETECTED.values())
     message = f"holds files of {' and '.join(forms)}" if forms else f"holds none of {looked_for}"
-    raise DataError(path, message, expected=f"the format to be named with {option}")
+    code = "ambiguous" if forms else "unknown_name"
+    raise DataError(path, message, expected=f"the format to be named with {option}", code=code)
 
 
 def wanted_types(text: str | None) -> Mapping[str, str] | list[str] | None:
@@ -128,7 +133,7 @@ def select(
         return list(sides)
     renamed = dict(types) if isinstance(types, Mapping) else {name: name for name in types}
     problems = [
-        Problem("", f"{new!r} is a new name and is itself renamed to {renamed[new]!r}")
+        Problem("", f"{new!r} is a new name and is itself renamed to {renamed[new]!r}", code="conflict")
         for new in sorted(set(renamed.values()))
         if renamed.get(new, new) != new
     ]
@@ -162,7 +167,7 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
     settings, task = open_task(run, "--as")
     if not {"spans", "relations"} & set(task.gives):
         message = f"must be a run that finds mentions or relations, not one on task {task.name}"
-        raise ConfigurationError([Problem("--as", message)])
+        raise ConfigurationError([Problem("--as", message, code="not_supported")])
     named = [
         [rename_relations(keep_types(document, settings.data.types), settings.data) for document in side]
         for side in sides
@@ -191,11 +196,13 @@ def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[l
             documents are missing.
     """
     if part not in PARTS:
-        raise ConfigurationError([Problem("--part", f"must be one of {', '.join(PARTS)}, not {part!r}")])
+        raise ConfigurationError(
+            [Problem("--part", f"must be one of {', '.join(PARTS)}, not {part!r}", code="unknown_name")]
+        )
     file = run / DOCUMENTS
     if not file.is_file():
         message = f"{run} does not say which documents are whose: there is no {DOCUMENTS} in it"
-        raise ConfigurationError([Problem("--part", message)])
+        raise ConfigurationError([Problem("--part", message, code="not_found")])
     clients = [own for own in json.loads(file.read_text(encoding="utf-8")).values() if own["train"]]
     ids = {id_ for documents in clients for id_ in documents[part]}
     elsewhere = {id_ for documents in clients for name in PARTS if name != part for id_ in documents[name]}
@@ -209,7 +216,7 @@ def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[l
     if missing or not ids:
         lacking = f"GOLD lacks these of the {part} part of {run}: {_listed(missing)}"
         message = lacking if ids else f"{run} has no {part} documents"
-        raise ConfigurationError([Problem("--part", message)])
+        raise ConfigurationError([Problem("--part", message, code="missing" if ids else "not_enough_data")])
     # A system's documents may have other ids: how far these hold site and split depends on the format.
     places = {_place(document) for document in sides[0] if document.id not in ids}
     others = (known | elsewhere) - ids
@@ -228,7 +235,9 @@ def _without_part(id_: str, part: str) -> str:
 
 
 def _of_types(problems: Iterable[Problem]) -> ConfigurationError:
-    return ConfigurationError([Problem("--types", problem.message) for problem in problems])
+    return ConfigurationError(
+        [Problem("--types", problem.message, code=problem.code) for problem in problems]
+    )
 
 
 def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -> list[Document]:
@@ -256,8 +265,11 @@ def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -
     missing = [document.id for document in gold if key(document) not in own]
     unknown = [document.id for document in predicted if key(document) not in known]
     problems = [
-        Problem(name, f"{what} {_listed(ids)}")
-        for what, ids in (("lacks documents of GOLD:", missing), ("has documents that GOLD lacks:", unknown))
+        Problem(name, f"{what} {_listed(ids)}", code=code)
+        for what, ids, code in (
+            ("lacks documents of GOLD:", missing, "missing"),
+            ("has documents that GOLD lacks:", unknown, "unknown_name"),
+        )
         if ids
     ]
     pairs = [(document, own[key(document)]) for document in gold if key(document) in own]
@@ -269,7 +281,7 @@ def paired(gold: Sequence[Document], predicted: Sequence[Document], name: str) -
             f"document {first!r} has another text than in GOLD, {where}, so that offsets do not compare (an "
             f"i2b2 folder may hold the text as tokens: give both sides in that form).{others}"
         )
-        problems.append(Problem(name, message))
+        problems.append(Problem(name, message, code="conflict"))
     refuse(problems)
     return [other for _, other in pairs]
 

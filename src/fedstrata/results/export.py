@@ -48,7 +48,7 @@ def export(
         adapter = None
     if keep_adapter and adapter is None:
         message = f"this run left no adapter: {result.method.name} trained the model itself, or merged it"
-        raise ConfigurationError([Problem("--adapter", message)])
+        raise ConfigurationError([Problem("--adapter", message, code="not_found")])
     merged = adapter is not None and adapter.kind == "lora" and not keep_adapter
     facts = Facts(result, out.resolve().name, licence, language, names, None if merged else adapter)
     with new_folder(out) as unfinished:

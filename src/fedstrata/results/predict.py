@@ -119,14 +119,14 @@ def check_output(task: Task, output: str | None) -> str:
         return task.outputs[0]
     if output not in task.outputs:
         message = f"answers of task {task.name} can be written as {', '.join(task.outputs)}, not {output!r}"
-        raise ConfigurationError([Problem("--format", message)])
+        raise ConfigurationError([Problem("--format", message, code="not_supported")])
     spelling: dict[str, Callable[[str], str]] = {"brat": FileLabels(), "i2b2": i2b2.checked_label}
     spell = spelling.get(output, str)
     try:
         for label in task.known_types:
             spell(label)
     except DataError as error:
-        raise ConfigurationError([Problem("--format", str(error))]) from None
+        raise ConfigurationError([Problem("--format", str(error), code=error.code)]) from None
     return output
 
 
@@ -139,7 +139,7 @@ def check_input(task: Task, form: str) -> None:
     what, why = task.beyond_texts
     if form == TEXT and what:
         message = f"must be a format with {what}, not {form!r}{f': {why}' if why else ''}"
-        raise ConfigurationError([Problem("--input-format", message)])
+        raise ConfigurationError([Problem("--input-format", message, code="not_supported")])
 
 
 def keeping_mentions(result: Result) -> Result:
@@ -151,7 +151,7 @@ def keeping_mentions(result: Result) -> Result:
     if (task := result.task.keeping_mentions()) is not None:
         return replace(result, task=task)
     message = f"is for task extract with modifiers (task.tasks: [ner, re]), not {result.task.name}"
-    raise ConfigurationError([Problem("--keep-mentions", message)])
+    raise ConfigurationError([Problem("--keep-mentions", message, code="not_supported")])
 
 
 def open_inputs(path: Path, form: str, output: str, settings: DataSettings | None = None) -> Inputs:
@@ -171,7 +171,7 @@ def open_inputs(path: Path, form: str, output: str, settings: DataSettings | Non
     formats = formats_of(settings or DataSettings())
     if form not in formats:
         message = f"must be one of {', '.join(formats)}, not {form!r}"
-        raise ConfigurationError([Problem("--input-format", message)])
+        raise ConfigurationError([Problem("--input-format", message, code="unknown_name")])
     layout = formats[form]
     sources = texts.find_texts(path) if form == TEXT else find_sources(path, layout)
     inputs = Inputs(path if path.is_dir() else path.parent, form, layout, tuple(sources))
@@ -182,10 +182,12 @@ def open_inputs(path: Path, form: str, output: str, settings: DataSettings | Non
                 count += 1
                 name = document.id if output == "jsonl" else str(inputs.place(source, document))
                 if name in names:
-                    raise DataError(source.path, f"a second document would be written as {name!r}")
+                    raise DataError(
+                        source.path, f"a second document would be written as {name!r}", code="duplicate"
+                    )
                 names.add(name)
         except DataError as error:
-            problems.append(Problem("INPUT", str(error)))
+            problems.append(Problem("INPUT", str(error), code=error.code))
     refuse(problems)
     return replace(inputs, count=count)
 

@@ -110,7 +110,7 @@ def open_result(
             message = (
                 "every client has a model of its own, and keeps it: in the folder that it named at the end"
             )
-            raise ConfigurationError([Problem("RUN", message)])
+            raise ConfigurationError([Problem("RUN", message, code="not_found")])
         saved = _model_folder(folder, method, client, trained)
         _require_as_saved(folder, saved, events)
         task, model = _load(saved, replace(checked, settings=settings))
@@ -154,7 +154,7 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
     )
     if committed:
         message += f", or end it after round {committed} with: {command} federation.rounds={committed}"
-    raise ConfigurationError([Problem("RUN", message)])
+    raise ConfigurationError([Problem("RUN", message, code="not_finished")])
 
 
 def _way_on(folder: Path, start: Mapping[str, Any]) -> str:
@@ -173,12 +173,14 @@ def _model_folder(folder: Path, method: Method, client: str | None, clients: Seq
         if client is None or method.personal:
             return own
         message = f"must be left out: with {method.name} all clients share one model, not {client!r}"
-        raise ConfigurationError([Problem("--client", message)])
+        raise ConfigurationError([Problem("--client", message, code="no_effect")])
     if client is None:
         message = f"must be set: with {method.name} every client has a model of its own; one of: {names}"
-        raise ConfigurationError([Problem("--client", message)])
+        raise ConfigurationError([Problem("--client", message, code="missing")])
     if client not in clients:
-        raise ConfigurationError([Problem("--client", f"must be one of {names}, not {client!r}")])
+        raise ConfigurationError(
+            [Problem("--client", f"must be one of {names}, not {client!r}", code="unknown_name")]
+        )
     return client_folder(folder, client) / "model"
 
 
@@ -189,13 +191,15 @@ def _require_as_saved(folder: Path, saved: Path, events: Sequence[Mapping[str, A
         path = folder / name
         if path.parent == saved and path.is_file() and hash_of(path) != written:
             again = f"it is saved again by: {_way_on(folder, start_of(events) or {})}"
-            raise DataError(path, f"is not what the run saved, but damaged or changed; {again}")
+            raise DataError(
+                path, f"is not what the run saved, but damaged or changed; {again}", code="damaged"
+            )
 
 
 def _task_of(saved: Path, checked: Checked) -> tuple[Task, ModelSettings, tuple[str, ...]]:
     """Makes the task that a saved model was trained on; returns with it the model's settings and classes."""
     if not saved.is_dir():
-        raise DataError(saved, "no such folder", expected="the model that the run saved")
+        raise DataError(saved, "no such folder", expected="the model that the run saved", code="not_found")
     asked = checked.settings.model
     stored = ModelSettings(name=str(saved.absolute()), attention=asked.attention, blocks=asked.blocks)
     names = read_config(stored).id2label or {}
@@ -234,26 +238,34 @@ def _assembled(
     if method.personal:
         message = "its clients keep the ends of the model (average_ends: never), and no side has all of it"
         raise ConfigurationError(
-            [Problem("RUN", f"{message}; texts come from: fedstrata split answer {folder}")]
+            [
+                Problem(
+                    "RUN",
+                    f"{message}; texts come from: fedstrata split answer {folder}",
+                    code="not_supported",
+                )
+            ]
         )
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = "was built from the texts of the server's data; no file holds it"
-        raise ConfigurationError([Problem("model.tokenizer", message)])
+        raise ConfigurationError([Problem("model.tokenizer", message, code="not_found")])
     model = load_model(settings, task, method, None)
     number, state = Checkpoints(folder / "checkpoints").load(committed)
     if number != committed:  # its scores are those of the last round
-        raise DataError(folder / "checkpoints", f"that of round {committed} cannot be read")
+        raise DataError(
+            folder / "checkpoints", f"that of round {committed} cannot be read", code="unreadable"
+        )
     learnt = state.tensors
     if lacking := [name for name in model.layout.all if name not in learnt]:
         message = f"nothing was learnt of {lacking[0]}: no client left it to the server"
-        raise ConfigurationError([Problem("RUN", message)])
+        raise ConfigurationError([Problem("RUN", message, code="missing")])
     own = model.hashes(began_with.keys() - learnt.keys())
     if changed := sorted(name for name, digest in own.items() if digest != began_with[name]):
         message = (
             f"{settings.model.name!r} is no longer the model that the run began with: {len(changed)} of its "
             f"weights are not the same, {changed[0]} for one"
         )
-        raise ConfigurationError([Problem("model.name", message)])
+        raise ConfigurationError([Problem("model.name", message, code="changed")])
     model.load({name: learnt[name] for name in model.layout.all})
     return model
 
@@ -270,5 +282,5 @@ def _load(saved: Path, checked: Checked) -> tuple[Task, Model]:
         stored = settings.model.model_copy(update={"weights": stored.name})
     model = load(stored, kind=task.kind, labels=labels, seed=Seed(settings.seed))
     if model.new_parameters:
-        raise DataError(saved, f"its weights lack {', '.join(model.new_parameters)}")
+        raise DataError(saved, f"its weights lack {', '.join(model.new_parameters)}", code="wrong_weights")
     return task, model

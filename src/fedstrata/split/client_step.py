@@ -111,7 +111,9 @@ class Exchange:
         self.line.send(Message(model.tensors(model.trainable), {"kind": ENDS}))
         answer = self.line.receive()
         if kind_of(answer) != ENDS:
-            raise FrameError(f"the server says {kind_of(answer)} in place of averaged weights")
+            raise FrameError(
+                f"the server says {kind_of(answer)} in place of averaged weights", code="out_of_order"
+            )
         model.load(answer.tensors)
 
 
@@ -152,14 +154,18 @@ class _Step:
         kind, index = kind_of(self.exchange.note(message, "down")), number_in(message, "batch")
         tensor = unpack(message, self.exchange.form)
         if index not in self.fronts or kind == ENDS or (kind == STATES and tensor is None):
-            raise FrameError(f"the server says {kind} of batch {index}, which does not wait for it")
+            raise FrameError(
+                f"the server says {kind} of batch {index}, which does not wait for it", code="out_of_order"
+            )
         if kind == STATES:
             self._turn_back(index, tensor)
             return
         front = self.fronts.pop(index)
         if front.needs_gradient:
             if tensor is None:
-                raise FrameError(f"the server says no gradient of batch {index}, which waits for one")
+                raise FrameError(
+                    f"the server says no gradient of batch {index}, which waits for one", code="missing"
+                )
             front.backward(tensor.to(self.device))
         self.finished += 1
 

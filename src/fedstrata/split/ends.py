@@ -89,10 +89,12 @@ class Front:
         """
         if gradient.shape != self.states.shape:
             raise FrameError(
-                f"a gradient of shape {tuple(gradient.shape)} for states of {tuple(self.states.shape)}"
+                f"a gradient of shape {tuple(gradient.shape)} for states of {tuple(self.states.shape)}",
+                code="wrong_shape",
             )
         if self._output is None:
-            raise FedstrataError("nothing of A waits for a gradient: it has had it, or nothing of A learns")
+            message = "nothing of A waits for a gradient: it has had it, or nothing of A learns"
+            raise FedstrataError(message, code="out_of_order")
         torch.autograd.backward(self._output, gradient.to(self._output))
         self._output = None
 
@@ -134,7 +136,7 @@ class Ends:
         with self._seeing_masks():
             found = run_prefix(self.module, self.model.layout, self._middle.start + 1, call)
         if found is None:
-            raise FedstrataError("the model was not called, so there is nothing to send")
+            raise FedstrataError("the model was not called, so there is nothing to send", code="missing")
         return Front(found.states, self._rows(found.states))
 
     def back(self, front: Front, states: Tensor, call: Callable[[], Result]) -> tuple[Result, Tensor]:
@@ -299,5 +301,6 @@ def _goes_on(live: Sequence[int], before: Sequence[int]) -> bool:
 def _received(states: Tensor, sent: Tensor) -> Tensor:
     """Returns the server's answer as a tensor of this client, checked against what was sent."""
     if states.shape != sent.shape:
-        raise FrameError(f"states of shape {tuple(states.shape)} came back for {tuple(sent.shape)}")
+        message = f"states of shape {tuple(states.shape)} came back for {tuple(sent.shape)}"
+        raise FrameError(message, code="wrong_shape")
     return states.detach().to(device=sent.device, dtype=sent.dtype)

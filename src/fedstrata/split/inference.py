@@ -65,7 +65,8 @@ class RemoteMiddle:
         """Returns what was learnt of the client's own part of the model, by name."""
         answer = self._asked(Message({}, {"kind": ENDS, "ask": "ends"}))
         if kind_of(answer) != ENDS:
-            raise FrameError(f"the server says {kind_of(answer)} in place of the client's part of the model")
+            message = f"the server says {kind_of(answer)} in place of the client's part of the model"
+            raise FrameError(message, code="out_of_order")
         return answer.tensors
 
     def close(self, session: str) -> None:
@@ -78,7 +79,7 @@ class RemoteMiddle:
         if answer.values.get("lost"):
             raise SessionLostError("the server no longer holds the session; open it again")
         if (found := unpack(answer, self._form)) is None:
-            raise FrameError("the server answers without hidden states")
+            raise FrameError("the server answers without hidden states", code="missing")
         return found
 
     def _asked(self, question: Message) -> Message:
@@ -120,12 +121,15 @@ class Answering:
         self._asked[client] += 1
         if self.most is not None and self._asked[client] > self.most[client]:
             told = f"what client {client!r} said of its documents needs {self.most[client]} questions at most"
-            raise FrameError(f"{told}, and here is one more")
+            raise FrameError(f"{told}, and here is one more", code="out_of_range")
         ask, session = message.values.get("ask"), message.values.get("session")
         if not isinstance(session, str | None):
-            raise FrameError(f"a session is called by a {type(session).__name__}, not by a text")
+            raise FrameError(
+                f"a session is called by a {type(session).__name__}, not by a text", code="wrong_type"
+            )
         if len(session or "") > _NAME:
-            raise FrameError(f"a session's name has {len(session or '')} characters; it may have {_NAME}")
+            told = f"a session's name has {len(session or '')} characters; it may have {_NAME}"
+            raise FrameError(told, code="out_of_range")
         name = (client, session)
         if ask == "close":
             self.sessions.close(name)
@@ -134,7 +138,7 @@ class Answering:
             yield client, Message(self.ends_of(client), {"kind": ENDS})
             return
         if (states := unpack(message, self.form)) is None:
-            raise FrameError(f"client {client!r} asks without hidden states")
+            raise FrameError(f"client {client!r} asks without hidden states", code="missing")
         try:
             yield client, pack(STATES, self._answer(ask, name, states, message), self.form, {})
         except SessionLostError:
@@ -152,7 +156,9 @@ class Answering:
             return self.sessions.extend(name, states, number_in(message, "past"), numbers_in(message, "kept"))
         rows = message.values.get("rows")
         if ask not in ("run", "open") or not isinstance(rows, dict):
-            raise FrameError(f"a question is {ask!r} with rows {rows!r}, which is none that is known")
+            raise FrameError(
+                f"a question is {ask!r} with rows {rows!r}, which is none that is known", code="unknown_name"
+            )
         lengths, cut = Rows.from_json(rows), cut_in(message, self.cut_of(name[0]))
         if ask == "run":
             return self.sessions.run(states, lengths, cut)

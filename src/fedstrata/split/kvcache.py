@@ -92,9 +92,10 @@ class Sessions:
         """
         if not self._middle.keeps_cache:
             message = f"a {self._middle.inner.config.model_type} keeps no keys and values to go on from"
-            raise ConfigurationError([Problem("model.name", message)])
+            raise ConfigurationError([Problem("model.name", message, code="not_supported")])
         if any(rows.padding) and rows.side == "right":
-            raise FrameError("the rows of a session must be padded on the left: they go on at the right")
+            message = "the rows of a session must be padded on the left: they go on at the right"
+            raise FrameError(message, code="wrong_padding")
         self.close(session)
         return self._go_on(session, states, rows, cut, self._cache())
 

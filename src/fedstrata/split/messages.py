@@ -79,17 +79,20 @@ def unpack(message: Message, form: Form) -> Tensor | None:
     expected = dtypes_of(kind, form)
     came = {name: tensor.dtype for name, tensor in tensors.items()}
     if came != expected or tensors[kind].ndim != 3:
-        raise FrameError(f"a {kind} message holds {came}, not {expected} of three dimensions")
+        told = f"a {kind} message holds {came}, not {expected} of three dimensions"
+        raise FrameError(told, code="wrong_shape")
     tensor = tensors[kind]
     if form == "int8":
         if tensors[SCALES].shape != (*tensor.shape[:-1], 1):
-            raise FrameError(f"scales of {tuple(tensors[SCALES].shape)} for {tuple(tensor.shape)}")
+            told = f"scales of {tuple(tensors[SCALES].shape)} for {tuple(tensor.shape)}"
+            raise FrameError(told, code="wrong_shape")
         tensor = dequantize(tensor, tensors[SCALES], torch.float32)
     norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float32))
     if not norm <= _LARGEST_NORM:
         raise FrameError(
             f"a {kind} message holds numbers that are not finite or too large: their norm is {norm:g}, and "
-            f"may be {_LARGEST_NORM:g}; try a lower learning rate"
+            f"may be {_LARGEST_NORM:g}; try a lower learning rate",
+            code="not_finite",
         )
     return tensor
 
@@ -104,7 +107,8 @@ def require_moderate(tensors: Tensors) -> None:
         if tensor.numel() and not float(torch.linalg.vector_norm(tensor, math.inf)) <= LARGEST_WEIGHT:
             raise FrameError(
                 f"{name} holds numbers that are not finite or beyond {LARGEST_WEIGHT:g}, which cannot be "
-                "averaged; try a lower learning rate"
+                "averaged; try a lower learning rate",
+                code="not_finite",
             )
 
 
@@ -122,7 +126,8 @@ def kind_of(message: Message) -> str:
     """Returns what a message is about."""
     kind = message.values.get("kind")
     if kind not in (STATES, GRADIENT, ENDS):
-        raise FrameError(f"a message is about {kind!r}; known are {STATES}, {GRADIENT} and {ENDS}")
+        told = f"a message is about {kind!r}; known are {STATES}, {GRADIENT} and {ENDS}"
+        raise FrameError(told, code="unknown_name")
     return str(kind)
 
 
@@ -137,7 +142,8 @@ def number_in(message: Message, name: str) -> int:
     value: Any = message.values.get(name)
     if not is_count(value):
         told = value if isinstance(value, int) and abs(value) <= MOST else type(value).__name__
-        raise FrameError(f"a message says {name}={told}, which is no whole number from 0 to {MOST}")
+        text = f"a message says {name}={told}, which is no whole number from 0 to {MOST}"
+        raise FrameError(text, code="invalid")
     return value
 
 
@@ -145,7 +151,8 @@ def amount_in(message: Message, name: str) -> float:
     """Returns a number from 0 to `MOST`, whole or not, among a message's values."""
     value = message.values.get(name)
     if not is_number(value, MOST) or value < 0:
-        raise FrameError(f"a message says {name}={value!r:.40}, which is no number from 0 to {MOST}")
+        told = f"a message says {name}={value!r:.40}, which is no number from 0 to {MOST}"
+        raise FrameError(told, code="invalid")
     return float(value)
 
 
@@ -153,7 +160,7 @@ def numbers_in(message: Message, name: str) -> list[int] | None:
     """Returns whole numbers among a message's values; none if it does not say any."""
     value: Any = message.values.get(name)
     if value is not None and not (isinstance(value, list) and all(type(each) is int for each in value)):
-        raise FrameError(f"a message says {name}={value!r}, which are no whole numbers")
+        raise FrameError(f"a message says {name}={value!r}, which are no whole numbers", code="invalid")
     return value
 
 
@@ -167,7 +174,7 @@ def cut_in(message: Message, agreed: Cut) -> Cut:
         case [int(front), int(back)]:
             cut = Cut(front, back)
         case other:
-            raise FrameError(f"a message says cut={other!r}, which are no two numbers")
+            raise FrameError(f"a message says cut={other!r}, which are no two numbers", code="invalid")
     if cut != agreed:
-        raise FrameError(f"states came of a model cut at {cut}, not {agreed} as agreed")
+        raise FrameError(f"states came of a model cut at {cut}, not {agreed} as agreed", code="not_agreed")
     return cut

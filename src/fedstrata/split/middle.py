@@ -26,6 +26,7 @@ from transformers import Cache, PreTrainedModel
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError, FrameError, Problem, StepLostError
 from fedstrata.models.blocks import block_modules, family_of, is_empty, is_listed, transformers_model
+from fedstrata.models.caching import cache_name
 from fedstrata.models.prefix import answering, run_prefix
 from fedstrata.models.state import Model
 from fedstrata.split.rows import Rows
@@ -57,6 +58,7 @@ class Middle:
         self.inner: PreTrainedModel = transformers_model(model.module)
         self._base: Any = self.inner.base_model
         self._takes = inspect.signature(self._base.forward).parameters
+        self._keys = cache_name(self._base)
         self._weights = list(model.module.parameters())
         self._dtype = next(each.dtype for each in self._blocks.parameters() if each.is_floating_point())
         self._waiting: dict[str, tuple[Tensor, Tensor, int]] = {}  # leaf, output, version of the weights
@@ -70,7 +72,7 @@ class Middle:
     @property
     def keeps_cache(self) -> bool:
         """Whether the architecture can go on from keys and values."""
-        return "past_key_values" in self._takes
+        return self._keys is not None
 
     def run(self, states: Tensor, rows: Rows, cut: Cut | None = None, cache: Cache | None = None) -> Tensor:
         """Runs the middle in evaluation mode.
@@ -142,13 +144,15 @@ class Middle:
         if gradient.shape != output.shape:
             raise FrameError(
                 f"step {step!r} waits for a gradient of shape {tuple(output.shape)}, not "
-                f"{tuple(gradient.shape)}"
+                f"{tuple(gradient.shape)}",
+                code="wrong_shape",
             )
         self.drop(step)
         if not output.requires_grad:
             return None
         if version != self._version():
-            raise StepLostError(f"the server's weights have changed since step {step!r} began; run it again")
+            message = f"the server's weights have changed since step {step!r} began; run it again"
+            raise StepLostError(message, code="stale")
         train_mode(self.model)  # for what is computed again, should anything have run since
         torch.autograd.backward(output, gradient.to(output))
         return leaf.grad
@@ -190,7 +194,7 @@ class Middle:
     def _call(self, states: Tensor, rows: Rows, cache: Cache | None) -> None:
         further: dict[str, Any] = {
             "position_ids": rows.positions(states.device, states.shape[1]),
-            "past_key_values": cache,
+            str(self._keys): cache,
             "use_cache": cache is not None,
         }
         known = {name: value for name, value in further.items() if name in self._takes}
@@ -206,7 +210,7 @@ class Middle:
                 f"{self._cut.front} and {self._cut.back}, does not hold"
             )
             end = "front" if middle.start < self._held.start else "back"
-            raise ConfigurationError([Problem(f"{cut.section}.{end}", message)])
+            raise ConfigurationError([Problem(f"{cut.section}.{end}", message, code="out_of_range")])
         return middle
 
     def _accepted(self, states: Tensor, rows: Rows, cache: Cache | None) -> Tensor:
@@ -215,11 +219,12 @@ class Middle:
         width = self.inner.config.get_text_config().hidden_size
         positions = getattr(self.inner.config.get_text_config(), "max_position_embeddings", None)
         if positions is not None and rows.length > positions:
-            raise FrameError(f"rows of {rows.length} columns came, and the model knows {positions} positions")
+            message = f"rows of {rows.length} columns came, and the model knows {positions} positions"
+            raise FrameError(message, code="out_of_range")
         expected = (len(rows.padding), rows.length - past, width)
         if states.shape != expected or not states.is_floating_point():
             came = f"states of shape {tuple(states.shape)} and {states.dtype} came"
-            raise FrameError(f"{came}, not {expected} in floating point")
+            raise FrameError(f"{came}, not {expected} in floating point", code="wrong_shape")
         return states.to(device=self.model.device, dtype=self._dtype)
 
     def _undividable(self) -> ConfigurationError:
@@ -228,7 +233,7 @@ class Middle:
             f"a {self.inner.config.model_type} cannot be divided: its blocks compute with layers that lie "
             "outside them, and fedstrata does not know which"
         )
-        return ConfigurationError([Problem("model.name", message)])
+        return ConfigurationError([Problem("model.name", message, code="not_divisible")])
 
     def _version(self) -> int:
         """Returns a number that changes when a weight does."""

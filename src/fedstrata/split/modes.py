@@ -129,10 +129,15 @@ class ClientBatch:
     def hear(self, client: str, message: Message) -> Answers:
         """Answers all, once all have spoken."""
         if client in self._said:
-            raise FrameError(f"client {client} speaks twice before it is answered; in_flight is 1 here")
+            raise FrameError(
+                f"client {client} speaks twice before it is answered; in_flight is 1 here",
+                code="out_of_order",
+            )
         said = self._courses[client].hear(message)
         if client in self._stepped and said.kind == GRADIENT:
-            raise FrameError(f"client {client} goes on with a step that it has called complete")
+            raise FrameError(
+                f"client {client} goes on with a step that it has called complete", code="out_of_order"
+            )
         self._said[client] = said
         yield from self._go_on()
 

@@ -23,6 +23,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Settings
 from fedstrata.split.rows import Rows
@@ -46,9 +47,10 @@ class NoiseSettings(Settings):
         default=False, description="Whether it is also added when documents are scored and texts generated."
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.inference and self.on == "gradients":
-            yield "inference=True has no meaning with on gradients: only training has any"
+            message = "inference=True has no meaning with on gradients: only training has any"
+            yield SettingError(message, "no_effect")
 
 
 @dataclass(frozen=True, slots=True)

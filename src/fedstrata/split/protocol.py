@@ -110,25 +110,29 @@ class Course:
             under_way = ", ".join(map(str, self._under_way)) or "none"
             raise FrameError(
                 f"states of batch {batch} came while {under_way} are under way; method.in_flight allows "
-                f"{self.in_flight} of one step"
+                f"{self.in_flight} of one step",
+                code="out_of_order",
             )
         if self._taken >= self.steps or self._begun >= self.batches:
             raise FrameError(
                 f"states came behind {self._begun} batches of step {self._taken + 1}; this client's examples "
-                f"are {self.steps} steps of at most {self.batches} batches"
+                f"are {self.steps} steps of at most {self.batches} batches",
+                code="out_of_range",
             )
         if not self._averaged:
-            raise FrameError("states came where the clients' ends are to be averaged")
+            raise FrameError("states came where the clients' ends are to be averaged", code="out_of_order")
         messages.cut_in(message, self.cut)  # refused if it is elsewhere
         if not isinstance(lengths := message.values.get("rows"), dict):
-            raise FrameError("hidden states came without the lengths of their rows")
+            raise FrameError("hidden states came without the lengths of their rows", code="missing")
         rows = Rows.from_json(lengths)
         if states.shape[:2] != (len(rows.padding), rows.length) or not rows.padding:
             raise FrameError(
-                f"states of shape {tuple(states.shape)} came with {len(rows.padding)} rows of {rows.length}"
+                f"states of shape {tuple(states.shape)} came with {len(rows.padding)} rows of {rows.length}",
+                code="wrong_shape",
             )
         if rows.side != "right":
-            raise FrameError("rows came that are padded on the left; in training padding is on the right")
+            told = "rows came that are padded on the left; in training padding is on the right"
+            raise FrameError(told, code="wrong_padding")
         self._under_way[batch] = _Batch(states.shape)
         self._begun += 1
         wanted = _flag(message, "wants_gradient")
@@ -138,32 +142,38 @@ class Course:
         batch, gradient = messages.number_in(message, "batch"), self._tensor(message)
         own = self._under_way.get(batch)
         if own is None or not own.answered or own.turned:
-            raise FrameError(f"a gradient of batch {batch} came, which does not wait for one")
+            raise FrameError(
+                f"a gradient of batch {batch} came, which does not wait for one", code="out_of_order"
+            )
         if gradient.shape != own.shape:
             raise FrameError(
-                f"batch {batch} waits for a gradient of shape {tuple(own.shape)}, not {tuple(gradient.shape)}"
+                f"batch {batch} waits for a gradient of shape {tuple(own.shape)}, not "
+                f"{tuple(gradient.shape)}",
+                code="wrong_shape",
             )
         terms, last = messages.amount_in(message, "terms"), _flag(message, "last")
         if last and any(not each.turned for number, each in self._under_way.items() if number != batch):
-            raise FrameError(f"batch {batch} is called the last of its step while others wait for gradients")
+            told = f"batch {batch} is called the last of its step while others wait for gradients"
+            raise FrameError(told, code="out_of_order")
         own.turned, self._closing = True, last
         return Said(messages.GRADIENT, batch, gradient, terms=terms, last=last)
 
     def _ends(self, message: Message) -> Said:
         if self._averaged or self._under_way:
-            raise FrameError("a client wants its ends averaged where the method does not average them")
+            told = "a client wants its ends averaged where the method does not average them"
+            raise FrameError(told, code="out_of_order")
         messages.require_moderate(message.tensors)
         self._averaged = True  # a second time would be one too many
         return Said(messages.ENDS, ends=message.tensors)
 
     def _tensor(self, message: Message) -> Tensor:
         if (tensor := messages.unpack(message, self.form)) is None:
-            raise FrameError(f"a {messages.kind_of(message)} message came without a tensor")
+            raise FrameError(f"a {messages.kind_of(message)} message came without a tensor", code="missing")
         return tensor
 
 
 def _flag(message: Message, name: str) -> bool:
     value: Any = message.values.get(name, False)
     if not isinstance(value, bool):
-        raise FrameError(f"a message says {name}={value!r}, which is neither true nor false")
+        raise FrameError(f"a message says {name}={value!r}, which is neither true nor false", code="invalid")
     return value

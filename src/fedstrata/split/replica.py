@@ -88,7 +88,8 @@ class Replica:
         norm = clip(self._parameters, self._training)
         if not math.isfinite(norm):
             self.discard()
-            raise TrainingError(f"the norm of the server's gradient became {norm} in step {self.steps}")
+            message = f"the norm of the server's gradient became {norm} in step {self.steps}"
+            raise TrainingError(message, code="not_finite")
         self._optimizer.step()
         self._schedule.step()
         self._optimizer.zero_grad(set_to_none=True)

@@ -69,7 +69,7 @@ class Rows:
             and all(isinstance(each, int) and 0 <= each <= length for each in padding)
             and side in ("left", "right")
         ):
-            raise FrameError(f"{dict(values)!r} are no lengths of rows")
+            raise FrameError(f"{dict(values)!r} are no lengths of rows", code="invalid")
         return cls(length, tuple(padding), side)
 
     def to_json(self) -> dict[str, JSON]:
@@ -87,7 +87,9 @@ class Rows:
             FrameError: Their indices are none of these rows, or not ascending.
         """
         if not kept or sorted({*kept}) != list(kept) or kept[0] < 0 or kept[-1] >= len(self.padding):
-            raise FrameError(f"of {len(self.padding)} rows {list(kept)} are to go on, which cannot be")
+            raise FrameError(
+                f"of {len(self.padding)} rows {list(kept)} are to go on, which cannot be", code="invalid"
+            )
         return Rows(self.length, tuple(self.padding[index] for index in kept), self.side)
 
     def mask(self, device: torch.device) -> Tensor | None:

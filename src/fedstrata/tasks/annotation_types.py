@@ -66,7 +66,7 @@ class TypedTask(Task):
         task = self.of_types(self._types_of(classes))
         if not task.known_types or task.classes != tuple(classes):
             message = f"its classes are not those of task {self.name}, {self.class_words}: {list(classes)}"
-            raise ConfigurationError([Problem("model.name", message)])
+            raise ConfigurationError([Problem("model.name", message, code="conflict")])
         return task
 
     def as_named(self) -> Self:

@@ -70,7 +70,7 @@ def end_id(tokenizer: Any, task: str) -> int:
     end = separator_id(tokenizer)
     if end is None:
         message = f"task {task} needs a tokenizer with an end-of-sequence token, which ends a text"
-        raise ConfigurationError([Problem("model.tokenizer", message)])
+        raise ConfigurationError([Problem("model.tokenizer", message, code="lacks_tokens")])
     return end
 
 

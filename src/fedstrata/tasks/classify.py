@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Positive, idle_settings
 from fedstrata.core.settings.source import Source, validate
@@ -86,16 +86,20 @@ class DocumentClassification(LabelFloors, LabellingTask):
 
     _classes: tuple[str, ...] = ()
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         yield from super()._misfits()
         if self.problem_type == "single_label":
             if self.labels != "auto" and len(self.labels) < 2:
-                yield f"labels: {self.labels} leaves no choice; single_label needs two or more"
+                yield SettingError(
+                    f"labels: {self.labels} leaves no choice; single_label needs two or more", "out_of_range"
+                )
             several = ("multi_label",)
             owners = {"threshold": several, "positive_weight": several}
             for name in idle_settings(self, self.problem_type, owners):
                 value = f"{name}={getattr(self, name):g} has no meaning with one label a document"
-                yield f"{value}: the likeliest is taken; use problem_type multi_label"
+                yield SettingError(
+                    f"{value}: the likeliest is taken; use problem_type multi_label", "no_effect"
+                )
 
     def of_labels(self, labels: Sequence[str]) -> DocumentClassification:
         """Returns the task with these labels to learn, in the order of the model's outputs."""
@@ -118,7 +122,7 @@ class DocumentClassification(LabelFloors, LabellingTask):
         yield from super().left_to_documents()
         if self.problem_type == "auto":
             message = "'auto' goes by the documents that are to be protected; say single_label or multi_label"
-            yield Problem("task.problem_type", message)
+            yield Problem("task.problem_type", message, code="not_private")
 
     def fitted(self, clients: Mapping[str, Split]) -> DocumentClassification:
         """Returns the task for a corpus: its labels are those that are named, or of all documents, sorted.
@@ -140,11 +144,17 @@ class DocumentClassification(LabelFloors, LabellingTask):
         one_each = task._one_each
         if len(labels) < 1 + one_each:
             message = f"the {len(documents)} documents have {len(labels)} different labels; at least "
-            problems.append(Problem("data.labels", f"{message}{1 + one_each} are needed to classify them"))
+            problems.append(
+                Problem(
+                    "data.labels",
+                    f"{message}{1 + one_each} are needed to classify them",
+                    code="not_enough_data",
+                )
+            )
         if one_each and odd:
             others = f", and {len(odd) - 1} more have not exactly one" if len(odd) > 1 else ""
             message = f"single_label, but document {odd[0].id!r} has {len({*odd[0].labels})} labels{others}"
-            problems.append(Problem("task.problem_type", message))
+            problems.append(Problem("task.problem_type", message, code="conflict"))
         refuse(problems)
         return task.of_labels(labels)
 
@@ -156,7 +166,7 @@ class DocumentClassification(LabelFloors, LabellingTask):
         """
         if self.problem_type == "auto":
             message = "must be single_label or multi_label for a model that is trained already, not 'auto'"
-            raise ConfigurationError([Problem("task.problem_type", message)])
+            raise ConfigurationError([Problem("task.problem_type", message, code="missing")])
         return self.of_labels(classes)
 
     def as_named(self) -> DocumentClassification:
@@ -199,7 +209,12 @@ class DocumentClassification(LabelFloors, LabellingTask):
         """
         message = f"is none of the {len(self.classes)} labels known"
         strangers = others(((label, own.id) for own in documents for label in own.labels), self.classes)
-        refuse([Problem("data.labels", f"{own!r} (document {id_!r}) {message}") for own, id_ in strangers])
+        refuse(
+            [
+                Problem("data.labels", f"{own!r} (document {id_!r}) {message}", code="unknown_name")
+                for own, id_ in strangers
+            ]
+        )
         pad_id = padding_id(tokenizer)
         encoded = text_windows(documents, tokenizer, self, self.max_windows)
         numbers = [sorted({self._number[label] for label in document.labels}) for document in documents]

@@ -115,7 +115,7 @@ class ClozeQuestions(QuestionFloors):
             problems += wrong
         elif self.words:
             message = f"have no meaning with question {question}, whose answers the documents have"
-            problems.append(Problem("task.words", message))
+            problems.append(Problem("task.words", message, code="no_effect"))
         refuse(problems)
         task = self.changed(question=question, words=words)
         if self.template is not None:  # so that a saved model does not need the file again
@@ -127,7 +127,7 @@ class ClozeQuestions(QuestionFloors):
                 lacking.append(client)
         if lacking:
             message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
-            raise ConfigurationError([Problem("data.path", message)])
+            raise ConfigurationError([Problem("data.path", message, code="nothing_to_learn")])
         return task
 
     def restored(self, classes: Sequence[str]) -> ClozeQuestions:
@@ -138,7 +138,7 @@ class ClozeQuestions(QuestionFloors):
         """
         if self.question == "auto":
             message = "must be named for a model that is trained already, not 'auto'"
-            raise ConfigurationError([Problem("task.question", message)])
+            raise ConfigurationError([Problem("task.question", message, code="missing")])
         template_of(self.question, self.template)  # refuses one that cannot be read
         return self
 
@@ -347,13 +347,13 @@ class ClozeQuestions(QuestionFloors):
         yield from super().left_to_documents()
         if self.question == "auto":
             message = "'auto' goes by the documents that are to be protected; name it, one of "
-            yield Problem("task.question", message + ", ".join(FORMS))
+            yield Problem("task.question", message + ", ".join(FORMS), code="not_private")
         elif FORMS[self.question] == "label":
             message = (
                 f"the labels of {self.question!r} are read from the documents that are to be protected; use "
                 "task classify with task.labels named"
             )
-            yield Problem("task.question", message)
+            yield Problem("task.question", message, code="not_private")
 
     def _question_of(self, documents: Sequence[Document]) -> str:
         """Returns the kind of question that is named, or that the documents are for."""
@@ -369,4 +369,6 @@ class ClozeQuestions(QuestionFloors):
             message = (
                 f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
             )
-        raise ConfigurationError([Problem("task.question", message)])
+        raise ConfigurationError(
+            [Problem("task.question", message, code="conflict" if len(found) > 1 and named else "missing")]
+        )

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedstrata.core.seeding import Seed
 from fedstrata.models.blocks import is_divided
+from fedstrata.models.caching import cache_name
 from fedstrata.tasks.causal import cross_entropies
 from fedstrata.tasks.windows import IGNORED, run_model
 
@@ -65,6 +66,7 @@ def generate(
     first, live = rows.shape[1], torch.arange(len(rows), device=rows.device)
     answers: list[np.ndarray] = [np.empty(0, np.int32)] * len(rows)
     known: dict[str, Any] = {}
+    keys = cache_name(getattr(module, "get_base_model", lambda: module)())
     with _without_habits(module), seed.everywhere() if seed is not None else nullcontext():
         while len(live):
             settings.max_new_tokens = int(budgets[live].min()) - (rows.shape[1] - first)
@@ -84,10 +86,10 @@ def generate(
                 answers[int(live[row])] = answer[: ends[0] + 1] if len(ends) else answer
             kept = (~over).nonzero().flatten()
             rows, mask, live = rows[kept], mask[kept], live[kept]
-            cache = output.past_key_values
-            if cache is not None and cache.get_seq_length():  # some models keep no keys and values
+            cache = getattr(output, keys) if keys else None
+            if keys and cache is not None and cache.get_seq_length():  # some models keep no keys and values
                 cache.batch_select_indices(kept)
-                known = {"past_key_values": cache}
+                known = {keys: cache}
     return answers
 
 
@@ -154,7 +156,7 @@ def log_likelihoods(module: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     inner = getattr(module, "get_base_model", lambda: module)()  # PEFT's wrapper hides the signature
     copies = batch["answers"].shape[1] > 1 and is_divided(inner)
     if keeps_keys_and_values(module) and not copies:
-        return _after_prompts(module, batch, inspect.signature(inner.forward).parameters)
+        return _after_prompts(module, batch, inner)
     return _with_prompts(module, batch)
 
 
@@ -164,11 +166,12 @@ def keeps_keys_and_values(module: nn.Module) -> bool:
     # PEFT puts a prefix before whatever keys and values there are; BERT's kin count positions their own way.
     prefixed = getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False)
     own_way = prefixed or getattr(inner.config, "is_decoder", False)
-    return "past_key_values" in inspect.signature(inner.forward).parameters and not own_way
+    return cache_name(inner) is not None and not own_way
 
 
-def _after_prompts(module: nn.Module, batch: Mapping[str, Tensor], taken: Mapping[str, Any]) -> Tensor:
+def _after_prompts(module: nn.Module, batch: Mapping[str, Tensor], inner: nn.Module) -> Tensor:
     """Runs every prompt once, and then what the answers have beyond their first token."""
+    taken, keys = inspect.signature(inner.forward).parameters, str(cache_name(inner))
     answers, owner, lengths = batch["answers"], batch["owner"], batch["prompt"]
     ids, mask = left_padded(batch["input_ids"], lengths, int(batch["pad_id"][0]))
     several = answers.shape[1] > 1
@@ -182,13 +185,12 @@ def _after_prompts(module: nn.Module, batch: Mapping[str, Tensor], taken: Mappin
     for rows in torch.split(torch.arange(len(answers), device=owner.device), len(ids)):
         own, tokens = owner[rows], answers[rows, :-1]
         real = tokens != IGNORED
-        further = {}
+        further = {keys: _selected(getattr(output, keys), own)}
         if "position_ids" in taken:
             further["position_ids"] = lengths[own, None] + torch.arange(tokens.shape[1], device=own.device)
         logits = module(
             input_ids=tokens.where(real, 0),
             attention_mask=torch.cat([mask[own], real.long()], dim=1),
-            past_key_values=_selected(output.past_key_values, own),
             use_cache=True,
             **further,
         ).logits

@@ -174,7 +174,7 @@ def _by_separator(pairs: Sequence[Document], tokenizer: Any, max_length: int) ->
     if separator is None:
         wanted = "a template for them, or an end-of-sequence or separator token to put between them"
         message = f"pairs of texts need a tokenizer that has {wanted}"
-        raise ConfigurationError([Problem("model.tokenizer", message)])
+        raise ConfigurationError([Problem("model.tokenizer", message, code="lacks_tokens")])
     before, after = special_around(tokenizer)
     room = max_length - len(before) - len(after) - 1
     encoded = _tokenized(pairs, tokenizer, room, add_special_tokens=False, return_token_type_ids=False)

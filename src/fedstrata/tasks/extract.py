@@ -104,7 +104,7 @@ class Extraction(AskingTask):
         wanted = {"mentions": "ner" in self.tasks, "modifiers": "re" in self.tasks}
         left_open = [name for name in wanted if getattr(self, name) == "auto"]
         message = "must be named, not 'auto': no documents are read here in which they could be found"
-        refuse([Problem(f"task.{name}", message) for name in left_open if wanted[name]])
+        refuse([Problem(f"task.{name}", message, code="missing") for name in left_open if wanted[name]])
         return self.restored(())
 
     def restored(self, classes: Sequence[str]) -> Extraction:

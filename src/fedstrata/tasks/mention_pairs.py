@@ -227,4 +227,6 @@ def require_signs(tokenizer: Any) -> None:
     ids = {tuple(own) for own in encoded}
     if len(ids) < len(signs) or any(not own or tokenizer.unk_token_id in own for own in ids):
         named = f"{' '.join(signs)}, and this tokenizer does not know all of them"
-        raise ConfigurationError([Problem("model.tokenizer", f"task relations marks mentions with {named}")])
+        raise ConfigurationError(
+            [Problem("model.tokenizer", f"task relations marks mentions with {named}", code="lacks_tokens")]
+        )

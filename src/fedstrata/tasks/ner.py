@@ -91,7 +91,11 @@ class NamedEntityRecognition(TypedTask, WindowTask):
         if types:
             return None
         found = f"none of the {count} training documents has a mention of a type that data.types keeps"
-        return Problem("data", f"{found}; are data.path and data.format those of the annotations?")
+        return Problem(
+            "data",
+            f"{found}; are data.path and data.format those of the annotations?",
+            code="nothing_to_learn",
+        )
 
     def _types_of(self, classes: Sequence[str]) -> list[str]:
         return [label.removeprefix("B-") for label in classes if label.startswith("B-")]

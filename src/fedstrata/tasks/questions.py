@@ -164,7 +164,7 @@ class Questions:
         if missing := sorted(self.fields - values.keys()):
             there = ", ".join(f"{{{name}}}" for name in values)
             message = f"names {{{missing[0]}}}, which document {document.id!r} lacks; it has {there}"
-            raise ConfigurationError([Problem("task.template", message)])
+            raise ConfigurationError([Problem("task.template", message, code="unknown_name")])
         return self._before.format_map(values)
 
     def answers(self, asked: Asked) -> list[str]:
@@ -180,7 +180,7 @@ class Questions:
                 f"{self._kind!r} asks about {least} or more choices of a document (metadata choice1, choice2 "
                 f"...); document {document.id!r} has {len(choices)}, {blank} of them blank"
             )
-            raise ConfigurationError([Problem("task.question", message)])
+            raise ConfigurationError([Problem("task.question", message, code="conflict")])
         return choices
 
 
@@ -226,7 +226,7 @@ def template_of(kind: str, given: str | None) -> str:
         return read_template(given, ANSWER, "task.template")
     if kind in OWN:
         message = f"must be set with task.question {kind}, for which there is no built-in one"
-        raise ConfigurationError([Problem("task.template", message)])
+        raise ConfigurationError([Problem("task.template", message, code="missing")])
     return builtin(f"cloze_{kind}")
 
 
@@ -240,10 +240,12 @@ def template_faults(template: str, form: Form, documents: Sequence[Document]) ->
     """
     common = set.intersection(*(set(fields(document)) for document in documents))
     known = [*sorted(common), *(["choice"] if form == "each" else []), ANSWER]
-    found = faults(template, ANSWER, known)
+    path = "task.template"
+    found = faults(path, template, ANSWER, known)
     if not found and template.partition(f"{{{ANSWER}}}")[2].strip():
-        found = [f"goes on behind {{{ANSWER}}}, and a causal language model sees nothing of what follows"]
-    yield from (Problem("task.template", fault) for fault in found)
+        message = f"goes on behind {{{ANSWER}}}, and a causal language model sees nothing of what follows"
+        found = [Problem(path, message, code="no_effect")]
+    yield from found
 
 
 def words_of(
@@ -254,20 +256,24 @@ def words_of(
     labels = TRUTH if FORMS[question] == "each" else tuple(sorted(found))
     words = {label: given.get(label, WORDS.get(label, label)) for label in labels}
     problems = [
-        Problem("task.words", f"{label!r} is none of the labels: {', '.join(labels) or '(none)'}")
+        Problem(
+            "task.words",
+            f"{label!r} is none of the labels: {', '.join(labels) or '(none)'}",
+            code="unknown_name",
+        )
         for label in given
         if label not in labels
     ]
     if len(labels) < 2:
         message = f"the {len(documents)} documents have {len(labels)} different labels; at least 2 are needed"
-        problems.append(Problem("data.labels", message))
+        problems.append(Problem("data.labels", message, code="not_enough_data"))
     first: dict[str, str] = {}
     for label, word in words.items():
         if first.setdefault(word.strip(), label) != label:
             message = f"{word!r} stands for {first[word.strip()]!r} and for {label!r}"
-            problems.append(Problem("task.words", message))
+            problems.append(Problem("task.words", message, code="duplicate"))
         if not word.strip():
-            problems.append(Problem("task.words", f"the word for {label!r} is blank"))
+            problems.append(Problem("task.words", f"the word for {label!r} is blank", code="missing"))
     return words, problems
 
 
@@ -373,7 +379,9 @@ def _answers(
     rows = words.continuations([end for end, _ in pairs], [text for _, text in pairs])
     ids = {pair: np.array(row, dtype=np.int32) for pair, row in zip(pairs, rows, strict=True)}
     if not all(map(len, rows)):
-        raise ConfigurationError([Problem("model.tokenizer", "has no token for one of the answers")])
+        raise ConfigurationError(
+            [Problem("model.tokenizer", "has no token for one of the answers", code="lacks_tokens")]
+        )
     if questions.form in ("label", "each") and behind:
         _require_distinct([(one, ids[ends[0], one]) for one in behind[0]])
     return [tuple(ids[end, one] for one in own) for end, own in zip(ends, behind, strict=True)]
@@ -386,4 +394,4 @@ def _require_distinct(words: Sequence[tuple[str, np.ndarray]]) -> None:
         other = seen.setdefault(tuple(ids.tolist()), word)
         if other != word:
             message = f"{other.strip()!r} and {word.strip()!r} are the same tokens for this model's tokenizer"
-            raise ConfigurationError([Problem("task.words", message)])
+            raise ConfigurationError([Problem("task.words", message, code="conflict")])

@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstrata.core.documents import Document, Relation
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.surveyed import PAIRS, RELATIONS
@@ -124,9 +124,11 @@ class RelationClassification(TypedTask):
         "task relations says how mentions that are marked already are related",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if NO_RELATION in self.types:
-            yield f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it"
+            yield SettingError(
+                f"types: {NO_RELATION!r} is the class of pairs without a relation; rename it", "reserved"
+            )
 
     def fitted(self, clients: Mapping[str, Split]) -> RelationClassification:
         """Returns the task for a corpus: its types are those that are named, or of all training documents.
@@ -142,7 +144,7 @@ class RelationClassification(TypedTask):
         for name, own in clients.items():
             if own.train and not any(task._learnt(document) for document in own.train):
                 message = f"the training documents of {name} have no two mentions to learn relations from"
-                problems.append(Problem("partition", message))
+                problems.append(Problem("partition", message, code="nothing_to_learn"))
         refuse(problems)
         return task
 
@@ -155,7 +157,7 @@ class RelationClassification(TypedTask):
         """
         if self.modifiers == "auto":
             message = "must name types of mentions for a model that is trained already, and not be 'auto'"
-            raise ConfigurationError([Problem("task.modifiers", message)])
+            raise ConfigurationError([Problem("task.modifiers", message, code="missing")])
         return super().restored(classes)
 
     def check_tokenizer(self, tokenizer: Any) -> None:
@@ -165,9 +167,9 @@ class RelationClassification(TypedTask):
     def _fault_of(self, types: Sequence[str], count: int) -> Problem | None:
         if NO_RELATION in types:
             message = f"a relation may not be called {NO_RELATION!r}, the class of pairs without one"
-            return Problem("data.relations", f"{message}; rename it")
+            return Problem("data.relations", f"{message}; rename it", code="reserved")
         message = f"none of the {count} training documents has a relation"
-        return None if types else Problem("data.relations", message)
+        return None if types else Problem("data.relations", message, code="nothing_to_learn")
 
     def _types_of(self, classes: Sequence[str]) -> Sequence[str]:
         return classes[1:]

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
 from fedstrata.core.settings.base import Count
 from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import CardWords
@@ -75,10 +75,10 @@ class Summarization(InstructionTask):
     gives: ClassVar[tuple[str, ...]] = ("text_pair",)
     floor_names: ClassVar[tuple[str, ...]] = (LEAD,)
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.answer_length > self.max_length // 2:
             half = f"at most half of max_length ({self.max_length})"
-            yield f"answer_length must be {half}, not {self.answer_length}"
+            yield SettingError(f"answer_length must be {half}, not {self.answer_length}", "out_of_range")
 
     def fitted(self, clients: Mapping[str, Split]) -> Summarization:
         """Returns the task for a corpus of documents with a second text each.
@@ -96,7 +96,7 @@ class Summarization(InstructionTask):
             template = read_template(self.template, _TEXT, _TEMPLATE)
         else:
             template = builtin(_builtin(common))
-        problems = [Problem(_TEMPLATE, fault) for fault in faults(template, _TEXT, sorted(common))]
+        problems = faults(_TEMPLATE, template, _TEXT, sorted(common))
         lacking = [
             name for name, own in clients.items() if own.train and not any(map(_has_answer, own.train))
         ]
@@ -104,7 +104,7 @@ class Summarization(InstructionTask):
             message = (
                 f"no training document of {', '.join(lacking)} has a second text, which is what is learnt"
             )
-            problems.append(Problem("data.path", message))
+            problems.append(Problem("data.path", message, code="nothing_to_learn"))
         refuse(problems)
         return self.changed(template=template)
 
@@ -229,7 +229,7 @@ class Summarization(InstructionTask):
         values = {**document.metadata, _TEXT: text}
         if missing := sorted(self._fields - values.keys()):
             message = f"names {{{missing[0]}}}, which document {document.id!r} lacks"
-            raise ConfigurationError([Problem(_TEMPLATE, message)])
+            raise ConfigurationError([Problem(_TEMPLATE, message, code="unknown_name")])
         return self._template.format_map(values)
 
 

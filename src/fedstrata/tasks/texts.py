@@ -82,7 +82,7 @@ def require_single_texts(documents: Iterable[Document], task: str) -> None:
             f"{task!r} reads single texts, and {len(pairs)} documents are pairs of texts (for example "
             f"{pairs[0]!r}); task classify reads pairs"
         )
-        raise ConfigurationError([Problem("task.name", message)])
+        raise ConfigurationError([Problem("task.name", message, code="not_supported")])
 
 
 def require_one_each(
@@ -103,4 +103,4 @@ def require_offsets(tokenizer: Any) -> None:
     """
     if not tokenizer.is_fast:
         message = f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed"
-        raise ConfigurationError([Problem("model.tokenizer", message)])
+        raise ConfigurationError([Problem("model.tokenizer", message, code="no_offsets")])

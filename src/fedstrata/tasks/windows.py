@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError
 from fedstrata.core.task import Task
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, padding_id, require_offsets
 
@@ -38,9 +38,12 @@ class WindowTask(Task):
         default=32, description="Tokens that neighbouring windows share."
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.stride > self.max_length // 2:
-            yield f"stride must be at most half of max_length ({self.max_length}), not {self.stride}"
+            yield SettingError(
+                f"stride must be at most half of max_length ({self.max_length}), not {self.stride}",
+                "out_of_range",
+            )
 
 
 class Row:
@@ -305,4 +308,6 @@ def _require_usable(tokenizer: Any, task: WindowTask) -> None:
     if task.max_length - special <= task.stride:
         left = f"{task.max_length} leaves {task.max_length - special} tokens besides the {special} that"
         message = f"{left} the tokenizer adds to every window; that must be more than task.stride"
-        raise ConfigurationError([Problem("task.max_length", f"{message} ({task.stride})")])
+        raise ConfigurationError(
+            [Problem("task.max_length", f"{message} ({task.stride})", code="out_of_range")]
+        )

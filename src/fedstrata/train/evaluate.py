@@ -69,7 +69,7 @@ def predict(
     for chosen, outputs in zip(batches, answered, strict=True):
         for index, output in zip(chosen, outputs, strict=True):
             if not np.isfinite(output).all():
-                raise TrainingError(_DIVERGED)
+                raise TrainingError(_DIVERGED, code="diverged")
             answers[index] = output
     return answers
 
@@ -109,7 +109,8 @@ def mean_loss(
             loss, count = task.loss(module, batch)
         total, terms = total + float(loss), terms + float(count)
     if not terms:
-        raise TrainingError(f"there is no loss: {len(examples)} examples hold nothing that counts in it")
+        message = f"there is no loss: {len(examples)} examples hold nothing that counts in it"
+        raise TrainingError(message, code="not_enough_data")
     return total / (terms if over == "terms" else len(examples))
 
 

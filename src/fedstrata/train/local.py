@@ -386,5 +386,6 @@ def _diverged(client: Client, what: str, step: int, steps: int) -> TrainingError
     return TrainingError(
         f"client {client.id}: the {what} at step {step} of {steps} of its local training. "
         f"training.learning_rate is {settings.learning_rate:g} and training.clip_norm is "
-        f"{settings.clip_norm}: lower the first, or check this client's data"
+        f"{settings.clip_norm}: lower the first, or check this client's data",
+        code="diverged",
     )

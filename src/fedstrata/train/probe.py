@@ -58,5 +58,6 @@ def send_norms(client: Client, batches: int, rng: Seed) -> Update:
             parameter.grad = None
     mean = torch.stack(norms).mean(dim=0).cpu()
     if not bool(torch.isfinite(mean).all()):
-        raise TrainingError(f"client {client.id}: the gradient of the model it began with is not finite")
+        message = f"client {client.id}: the gradient of the model it began with is not finite"
+        raise TrainingError(message, code="diverged")
     return update_of(client, {NORMS: mean})

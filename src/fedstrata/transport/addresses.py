@@ -7,7 +7,8 @@ from fedstrata.core.errors import LineError
 
 def taken(address: str) -> LineError:
     """Returns the error that says that an address cannot be listened on."""
-    return LineError(f"cannot listen on {address}: it is taken, or not an address of this machine")
+    message = f"cannot listen on {address}: it is taken, or not an address of this machine"
+    return LineError(message, code="in_use")
 
 
 def place_of(address: str) -> tuple[socket.AddressFamily, tuple[str, int]]:

@@ -62,12 +62,13 @@ class Admission:
         except RefusedError:
             raise
         except Exception as error:  # whatever it is: the bytes are another's
-            why = f"does not begin with a greeting ({type(error).__name__})"
+            why, code = f"does not begin with a greeting ({type(error).__name__})", "malformed_frame"
             if self._silent.get(client) is not context:
                 why = "has not greeted, and another of its connections takes the place of this one"
+                code = "replaced"
             elif late.is_set():
-                why = f"has not greeted within {self._seconds:g} s"
-            raise RefusedError(f"a connection of client {client!r} {why}") from None
+                why, code = f"has not greeted within {self._seconds:g} s", "timed_out"
+            raise RefusedError(f"a connection of client {client!r} {why}", code=code) from None
         finally:
             timer.cancel()
             with self._lock:
@@ -80,8 +81,12 @@ class Admission:
             return {}
         ended = self._tokens.no_longer({member.client: member.shown for member in members})
         revoked = self.revoked(ended) if ended else ended
-        told = {True: "is revoked", False: "has a new token, and shows the old one"}
-        return {name: RefusedError(f"client {name!r} {told[name in revoked]}") for name in ended}
+        told = {
+            True: ("is revoked", "revoked"),
+            False: ("has a new token, and shows the old one", "wrong_token"),
+        }
+        why = {name: told[name in revoked] for name in ended}
+        return {name: RefusedError(f"client {name!r} {own}", code=code) for name, (own, code) in why.items()}
 
     def shown(self, context: grpc.ServicerContext) -> bytes:
         """Returns what is kept of the token of who calls."""
@@ -100,9 +105,11 @@ class Admission:
         said = dict(context.invocation_metadata())
         client = str(said.get("client-bin", b"").decode(errors="replace"))
         if self._tokens is not None and not self._tokens.accept(client, _token(context)):
-            raise RefusedError(f"client {client!r} shows a token that is not the one it has here")
+            raise RefusedError(
+                f"client {client!r} shows a token that is not the one it has here", code="wrong_token"
+            )
         if client not in self._clients:
-            raise RefusedError(f"{client!r} is no client of this run")
+            raise RefusedError(f"{client!r} is no client of this run", code="unknown_name")
         if self._certificates is not None:
             require_named(client, context.auth_context())
         context.send_initial_metadata(own_versions())

@@ -79,7 +79,9 @@ class Conversation:
         name = next((name for name in (STATES, GRADIENT) if name in shapes), None)
         if name is None or shapes.keys() != dtypes_of(name, self.form).keys():
             named = ", ".join(sorted(shapes)[:3])
-            raise FrameError(f"tensors {named} came, in place of {STATES}, {GRADIENT} or {ENDS}")
+            raise FrameError(
+                f"tensors {named} came, in place of {STATES}, {GRADIENT} or {ENDS}", code="not_agreed"
+            )
         for each, dtype in dtypes_of(name, self.form).items():
             found, width = shapes[each], 1 if each == SCALES else self.hidden
             most = (self.rows, self.length, width)
@@ -91,7 +93,10 @@ class Conversation:
                 or not 0 < extents[0] <= self.rows
                 or not 0 < extents[1] <= self.length
             ):
-                raise FrameError(f"{each} came as {_said(found)}, not {_said((dtype, most))} or fewer rows")
+                raise FrameError(
+                    f"{each} came as {_said(found)}, not {_said((dtype, most))} or fewer rows",
+                    code="wrong_shape",
+                )
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,8 @@ class Agreement:
         """
         if len(content.head) > self.largest_header:
             raise FrameError(
-                f"a header of {len(content.head)} bytes, where {self.largest_header} are allowed"
+                f"a header of {len(content.head)} bytes, where {self.largest_header} are allowed",
+                code="too_large",
             )
         shapes = content.shapes()
         travels = kind in (Kind.PLAN, Kind.UPDATE)
@@ -188,14 +194,22 @@ class Agreement:
         elif kind == Kind.SAID and self.conversation is not None:
             self.conversation.check(shapes)
         elif shapes:
-            raise FrameError(f"a message of kind {kind.name} holds tensors: {', '.join(sorted(shapes)[:3])}")
+            raise FrameError(
+                f"a message of kind {kind.name} holds tensors: {', '.join(sorted(shapes)[:3])}",
+                code="not_agreed",
+            )
 
     def _check_ends(self, shapes: Mapping[str, Shape]) -> None:
         for name, found in shapes.items():
             if name not in self.trained:
-                raise FrameError(f"tensor {name!r} came, which is no weight that the client trains")
+                raise FrameError(
+                    f"tensor {name!r} came, which is no weight that the client trains", code="not_agreed"
+                )
             if found != self.trained[name]:
-                raise FrameError(f"tensor {name!r} came as {_said(found)}, not {_said(self.trained[name])}")
+                raise FrameError(
+                    f"tensor {name!r} came as {_said(found)}, not {_said(self.trained[name])}",
+                    code="wrong_shape",
+                )
 
 
 def shapes_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, Shape]:
@@ -216,7 +230,9 @@ def accept(link: Link, connection: int, data: bytes, agreement: Agreement) -> No
         FrameError: It is not what was agreed.
     """
     if len(data) > agreement.largest + 2**16:
-        raise FrameError(f"a message of {len(data)} bytes, where {agreement.largest} were agreed")
+        raise FrameError(
+            f"a message of {len(data)} bytes, where {agreement.largest} were agreed", code="too_large"
+        )
     header, body = unpack(data)
     content = None
     if header.sequence:

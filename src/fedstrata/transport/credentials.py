@@ -83,12 +83,14 @@ class Certificates:
             context.load_cert_chain(self.certificate, self.key, password="")
         except (ssl.SSLError, ValueError) as error:
             message = f"{self.certificate} and {self.key} are no certificate and its key, unencrypted PEM"
-            problems.append(Problem("--certificate", f"{message}{_reason(error)}"))
+            mismatch = getattr(error, "reason", None) == "KEY_VALUES_MISMATCH"
+            code = "conflict" if mismatch else "wrong_form"
+            problems.append(Problem("--certificate", f"{message}{_reason(error)}", code=code))
         try:
             context.load_verify_locations(self.authority)
         except ssl.SSLError as error:
             message = f"{self.authority} is no certificate, PEM{_reason(error)}"
-            problems.append(Problem("--authority", message))
+            problems.append(Problem("--authority", message, code="wrong_form"))
         if not problems:
             own, signers = validities_of(self.certificate)[:1], validities_of(self.authority)
             problems += _out_of_time("--certificate", self.certificate, own, "renew")
@@ -106,9 +108,9 @@ def _out_of_time(
     if any(_days_until(begin) <= 0 < _days_until(end) for begin, end in validities):
         return []
     message = f"held until {ends:%Y-%m-%d %H:%M} UTC; ask for a new one (fedstrata federation {renewed_by})"
-    if _days_until(begins) > 0:
+    if early := _days_until(begins) > 0:
         message = f"holds from {begins:%Y-%m-%d %H:%M} UTC on; is the clock of this machine right?"
-    return [Problem(setting, f"{file} {message}")]
+    return [Problem(setting, f"{file} {message}", code="not_yet_valid" if early else "expired")]
 
 
 def _days_until(moment: datetime) -> float:
@@ -176,7 +178,7 @@ class Tokens:
                 tokens = read_tokens(self._path)
                 if self._hashes and tokens and not tokens.keys() & self._hashes.keys():
                     sites = f"one of {', '.join(sorted(self._hashes))}"
-                    raise DataError(self._path, "it is of other sites alone", expected=sites)
+                    raise DataError(self._path, "it is of other sites alone", expected=sites, code="conflict")
                 self._hashes, self._seen, self._wrong = _hashes(tokens), mark, ""
             except (FedstrataError, OSError) as error:
                 if str(error) != self._wrong:
@@ -193,7 +195,7 @@ def read_tokens(path: Path) -> dict[str, str]:
     """
     tokens: dict[str, str] = {}
     if not (text := _secret_text(path, "--tokens")).strip():  # as a file is that is being copied
-        raise DataError(path, "it is empty", expected="CLIENT TOKEN")
+        raise DataError(path, "it is empty", expected="CLIENT TOKEN", code="missing")
     for number, line in enumerate(text.splitlines(), start=1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -228,7 +230,7 @@ def read_token(path: Path) -> str:
         message = (
             f"{path} holds no token; it must have one alone: ASCII letters, digits and signs, without blanks"
         )
-        raise ConfigurationError([Problem("--token", message)])
+        raise ConfigurationError([Problem("--token", message, code="wrong_form")])
     return token
 
 
@@ -236,7 +238,7 @@ def _secret_text(path: Path, setting: str) -> str:
     try:
         return secret_bytes(path).decode()
     except UnicodeDecodeError:
-        raise ConfigurationError([Problem(setting, f"{path} is no text")]) from None
+        raise ConfigurationError([Problem(setting, f"{path} is no text", code="not_utf8")]) from None
 
 
 def _is_token(text: str) -> bool:
@@ -267,7 +269,7 @@ def require_named(client: str, properties: Mapping[str, Any]) -> None:
     ]
     if client not in found:
         named = ", ".join(dict.fromkeys(found)) or "nobody"
-        raise RefusedError(f"the certificate names {named}, not client {client!r}")
+        raise RefusedError(f"the certificate names {named}, not client {client!r}", code="wrong_certificate")
 
 
 def require_safe(address: str, *, insecure: bool, setting: str) -> None:
@@ -284,11 +286,11 @@ def require_safe(address: str, *, insecure: bool, setting: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not is_port(port):
         raise ConfigurationError(
-            [Problem(setting, f"must be HOST:PORT, a port up to 65535, not {address!r}")]
+            [Problem(setting, f"must be HOST:PORT, a port up to 65535, not {address!r}", code="wrong_form")]
         )
     if insecure and not is_loopback(host):
         message = f"{host} is not on this machine, and without TLS only loopback addresses are allowed"
-        raise ConfigurationError([Problem(setting, message)])
+        raise ConfigurationError([Problem(setting, message, code="not_local")])
 
 
 def is_loopback(host: str) -> bool:

@@ -121,10 +121,11 @@ class Hub(ABC):
                 if missing <= self._refusing | (revoked := self.revoked(missing)):
                     why = {"by a policy of their site": missing - revoked, "revoked": revoked}
                     told = [f"{reason}: {', '.join(sorted(who))}" for reason, who in why.items() if who]
-                    raise LineError(f"clients do not join this run, {'; '.join(told)}")
+                    code = "policy_refused" if missing - revoked else "revoked"
+                    raise LineError(f"clients do not join this run, {'; '.join(told)}", code=code)
                 if (now := time.monotonic()) >= until:
                     late = ", ".join(sorted(missing))
-                    raise LineError(f"clients have not joined within {seconds:g} s: {late}")
+                    raise LineError(f"clients have not joined within {seconds:g} s: {late}", code="timed_out")
                 self._wait(min(until, self._expiry()) - now)
 
     def send(self, client: str, header: Header, content: Frame) -> None:
@@ -225,7 +226,7 @@ class Hub(ABC):
         """Loses those who have said that they leave, whatever else they have said before."""
         for member in list(self._members.values()):
             if member.link.holds(lambda header: header.kind == Kind.END):
-                self._lose(member, LineError(f"client {member.client!r} has left"))
+                self._lose(member, LineError(f"client {member.client!r} has left", code="left"))
 
     def _expire(self) -> None:
         """Gives up those who are silent for too long; the first thing in every look at the lines."""
@@ -242,7 +243,7 @@ class Hub(ABC):
                 self._lose(member, LineError(f"client {member.client!r} {message}"))
             elif member.is_late(self.timing, now):
                 message = f"has not answered for {self.timing.answer:g} s"
-                self._lose(member, LineError(f"client {member.client!r} {message}"))
+                self._lose(member, LineError(f"client {member.client!r} {message}", code="timed_out"))
 
     def _give_signs(self) -> None:
         """Gives all clients a sign of life when one is due, in time for the one that gives up first."""
@@ -288,12 +289,15 @@ class Hub(ABC):
             member = self._members.get(client)
             if session:
                 if member is None or member.session != session:
-                    raise LineError(f"the session of client {client!r} is not known here; join again")
+                    raise LineError(
+                        f"the session of client {client!r} is not known here; join again", code="session_over"
+                    )
                 return member
         agreement = self._agree(client, greeting)
         with self._changed:
             if (member := self._members.get(client)) is not None:
-                self._lose(member, RefusedError(f"another process has joined as client {client!r}"))
+                message = f"another process has joined as client {client!r}"
+                self._lose(member, RefusedError(message, code="replaced"))
             link = Link(
                 agreement.largest, ahead=agreement.ahead, delay=self.timing.delay, changed=self._changed
             )
@@ -322,6 +326,6 @@ class Hub(ABC):
         try:
             accept(member.link, connection, data, member.agreement)
         except FrameError as error:
-            told = FrameError(f"client {member.client!r} sent what was not agreed: {error}")
+            told = FrameError(f"client {member.client!r} sent what was not agreed: {error}", code=error.code)
             member.link.lose(told)
             raise told from None

@@ -88,11 +88,11 @@ def open_kit(path: Path) -> Kit:
     if folder.exists():
         message = f"{folder} is there already, so {path.name} is not unpacked again: name {folder}"
         hint = f"of a renewed kit, first: unzip -o {path} -d {folder}"
-        raise ConfigurationError([Problem("", f"{message} ({hint})")])
+        raise ConfigurationError([Problem("", f"{message} ({hint})", code="exists")])
     files = _unpacked(path)
     if POLICY not in files:  # and neither would the folder have an identity and a lock
         message = f"{path} renews a kit, and is none by itself: unzip -o {path} -d FOLDER, that of the kit"
-        raise ConfigurationError([Problem("", message)])
+        raise ConfigurationError([Problem("", message, code="wrong_kit")])
     with new_folder(folder) as made:
         made.chmod(_MODE)
         write_files(made, files)
@@ -129,15 +129,20 @@ def _unpacked(path: Path) -> dict[str, bytes]:
             wrong = next((each for each in entries if each.filename not in CREDENTIALS | OWNERS), None)
             if wrong is not None or SETTINGS not in archive.namelist():
                 what = f"it holds {wrong.filename!r:.60}" if wrong else f"there is no {SETTINGS} in it"
-                raise ConfigurationError([Problem("", f"{path} is no kit: {what}")])
+                code = "unknown_name" if wrong else "missing"
+                raise ConfigurationError([Problem("", f"{path} is no kit: {what}", code=code)])
             if len(entries) > len({each.filename for each in entries}):
-                raise ConfigurationError([Problem("", f"{path} is no kit: a file is in it twice")])
+                raise ConfigurationError(
+                    [Problem("", f"{path} is no kit: a file is in it twice", code="duplicate")]
+                )
             if other := next((each for each in entries if each.compress_type not in _COMPRESSED), None):
                 how = f"{other.filename} is packed as no kit's files are"
-                raise ConfigurationError([Problem("", f"{path} is no kit: {how}")])
+                raise ConfigurationError([Problem("", f"{path} is no kit: {how}", code="not_supported")])
             return {each.filename: _content(archive, each, path) for each in entries}
     except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError, zlib.error):
-        raise ConfigurationError([Problem("", f"{path} is no ZIP archive that is whole")]) from None
+        raise ConfigurationError(
+            [Problem("", f"{path} is no ZIP archive that is whole", code="damaged")]
+        ) from None
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> bytes:
@@ -145,5 +150,6 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> by
     with archive.open(entry) as file:
         content = file.read(_MOST_BYTES + 1)
     if max(entry.file_size, len(content)) > _MOST_BYTES:
-        raise ConfigurationError([Problem("", f"{path} is no kit: {entry.filename} is too large")])
+        message = f"{path} is no kit: {entry.filename} is too large"
+        raise ConfigurationError([Problem("", message, code="too_large")])
     return content

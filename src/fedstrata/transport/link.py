@@ -102,7 +102,8 @@ class Link:
         """
         if frame.nbytes > self._limit:
             raise LineError(
-                f"a message of {frame.nbytes} bytes is larger than the {self._limit} that were agreed"
+                f"a message of {frame.nbytes} bytes is larger than the {self._limit} that were agreed",
+                code="too_large",
             )
         with self._sending:
             with self.changed:
@@ -110,7 +111,8 @@ class Link:
                 self._raise_error()
                 if not free:
                     raise LineError(
-                        f"the other side does not take what it is sent: {len(self._outgoing)} messages wait"
+                        f"the other side does not take what it is sent: {len(self._outgoing)} messages wait",
+                        code="not_taken",
                     )
                 sequence, taken = self._sent + 1, self._taken
             numbered = replace(header, sequence=sequence, acknowledged=taken)
@@ -179,7 +181,10 @@ class Link:
         with self.changed:
             first = self._outgoing[0].sequence if self._outgoing else self._sent + 1
             if not first - 1 <= arrived <= self._sent:
-                raise FrameError(f"cannot go on behind message {arrived}: {first} to {self._sent} are here")
+                raise FrameError(
+                    f"cannot go on behind message {arrived}: {first} to {self._sent} are here",
+                    code="out_of_order",
+                )
             self._connections += 1
             self._connection, self.down_since, self.heard = self._connections, None, time.monotonic()
             self._position = arrived
@@ -224,12 +229,14 @@ class Link:
             self._forget(header.acknowledged)
             if header.sequence > self._arrived and frame is not None:
                 if header.sequence != self._arrived + 1:
-                    raise FrameError(f"message {header.sequence} came behind {self._arrived}")
+                    raise FrameError(
+                        f"message {header.sequence} came behind {self._arrived}", code="out_of_order"
+                    )
                 held = sum(own for _, _, own in self._inbox)
                 # Half as much again: who sends counts content alone, and what is taken is said later.
                 if len(self._inbox) >= 2 * self._window or held + size > self._ahead + self._limit:
                     message = f"{len(self._inbox)} messages of {held} bytes came that nobody has taken"
-                    raise FrameError(message)
+                    raise FrameError(message, code="not_taken")
                 self._arrived = header.sequence
                 self._inbox.append((header, frame, size))
             self.changed.notify_all()
@@ -261,7 +268,8 @@ class Link:
     def _forget(self, acknowledged: int) -> None:
         if acknowledged > self._sent:
             raise FrameError(
-                f"message {acknowledged} was taken there, but {self._sent} was the last one here"
+                f"message {acknowledged} was taken there, but {self._sent} was the last one here",
+                code="out_of_order",
             )
         while self._outgoing and self._outgoing[0].sequence <= acknowledged:
             self._outgoing.popleft()

@@ -86,11 +86,13 @@ class Member:
             FrameError: What it says is of no turn that goes on, or has just been ended by the server.
         """
         if header.kind == Kind.END:
-            raise LineError(f"client {self.client!r} has left")
+            raise LineError(f"client {self.client!r} has left", code="left")
         first = max(self.first, min(self.turn, 1))  # 0 is no turn, once there are turns
         if not first <= header.turn <= self.turn:
             message = f"client {self.client!r} sent {header.kind.name} of turn {header.turn}"
-            raise FrameError(f"{message}, and is in none but turn {self.turn}, which may have ended")
+            raise FrameError(
+                f"{message}, and is in none but turn {self.turn}, which may have ended", code="out_of_order"
+            )
         self.first = header.turn + (header.kind in (Kind.UPDATE, Kind.FAILED))
         if header.turn == self.turn:
             self.asked = None
@@ -118,11 +120,13 @@ def read_greeting(client: str, data: bytes) -> tuple[Greeting, str, int]:
     """
     header, body = unpack(data)
     if body.nbytes > GREETING_BYTES:
-        raise RefusedError(f"a greeting may have {GREETING_BYTES} bytes, and not {body.nbytes}")
+        raise RefusedError(
+            f"a greeting may have {GREETING_BYTES} bytes, and not {body.nbytes}", code="too_large"
+        )
     if header.kind != Kind.HELLO:
         raise FrameError("no greeting")
     greeting = frame.decode(frame.split(body), Message).values
     session, arrived = greeting.get("session"), greeting.get("arrived")
     if not isinstance(session, str) or not isinstance(arrived, int):
-        raise RefusedError(f"client {client!r} greets without session and number")
+        raise RefusedError(f"client {client!r} greets without session and number", code="malformed_frame")
     return greeting, session, arrived

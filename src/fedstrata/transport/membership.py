@@ -35,7 +35,21 @@ def not_yet(address: str, timing: Timing, details: str, hint: str) -> str:
 
 def cause_of(details: str, hint: str) -> str:
     """Says why there is no connection; what else may be wrong has no place where nobody listens."""
-    return "nobody listens there" if details.endswith("Connection refused") else f"{details}{hint}"
+    return "nobody listens there" if _nobody_listens(details) else f"{details}{hint}"
+
+
+def unreachable(message: str, details: str) -> LineError:
+    """Returns the error that says that there is no connection.
+
+    Args:
+        message: What it says.
+        details: Why, as for `cause_of`.
+    """
+    return LineError(message, code="nobody_listens" if _nobody_listens(details) else "unreachable")
+
+
+def _nobody_listens(details: str) -> bool:
+    return details.endswith("Connection refused")
 
 
 class Membership(ABC):
@@ -131,7 +145,8 @@ class Membership(ABC):
         """
         while (found := self._link.receive(self.timing.answer)) is None:
             if not patient:
-                raise LineError(f"the server has given no sign of life for {self.timing.answer:g} s")
+                message = f"the server has given no sign of life for {self.timing.answer:g} s"
+                raise LineError(message, code="timed_out")
         if found[0].kind == Kind.PLAN:  # the server keeps it, and others wait for theirs, until it hears so
             self._link.beat()
         return found
@@ -176,7 +191,8 @@ class Membership(ABC):
         since = self._link.down_since
         if since is not None and time.monotonic() - since >= self.timing.reconnect:
             why = cause_of(details, self._hint)
-            raise LineError(f"the server cannot be reached for {self.timing.reconnect:g} s: {why}")
+            message = f"the server cannot be reached for {self.timing.reconnect:g} s: {why}"
+            raise unreachable(message, details)
         if not self._session and not self._warned:
             self._warned = True
             self._warn(not_yet(self._address, self.timing, details, self._hint))
@@ -216,7 +232,7 @@ class Membership(ABC):
         try:
             accept(self._link, connection, data, self._agreement)
         except FrameError as error:
-            raise FrameError(f"the server sent what was not agreed: {error}") from None
+            raise FrameError(f"the server sent what was not agreed: {error}", code=error.code) from None
 
 
 class TurnLine:
@@ -256,8 +272,10 @@ class TurnLine:
             raise SessionOverError("the server has ended")
         if header.kind == Kind.FAILED:
             raise TurnOverError(f"the server has ended the turn: {message.values.get('message')}")
-        raise FrameError(f"the server says {header.kind.name} in the middle of a turn")
+        raise FrameError(f"the server says {header.kind.name} in the middle of a turn", code="out_of_order")
 
 
 class TurnOverError(LineError):
     """The server has ended a client's turn, and expects nothing more of it."""
+
+    code = "turn_over"

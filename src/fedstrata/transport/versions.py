@@ -35,7 +35,8 @@ def require_same_versions(said: Iterable[tuple[str, str | bytes]], there: str, h
     own = dict(own_versions())
     theirs = {name: str(value) for name, value in said if name in own}
     if theirs != own:
-        raise RefusedError(f"{there} has {_told(theirs)}, {here} has {_told(own)}: both must have the same")
+        message = f"{there} has {_told(theirs)}, {here} has {_told(own)}: both must have the same"
+        raise RefusedError(message, code="other_version")
 
 
 def _told(versions: dict[str, str]) -> str:

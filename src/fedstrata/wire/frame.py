@@ -179,7 +179,8 @@ def _share(memory: Tensor) -> None:
         found = "" if free is None else f", of which {SHARED_MEMORY} has {free / 1e6:,.1f} MB free"
         raise FedstrataError(
             f"a frame needs {memory.nbytes / 1e6:,.1f} MB of shared memory{found}: {reason}. Give it more "
-            "(containers: `docker run --shm-size`), three frames for each of the workers; or set workers=1"
+            "(containers: `docker run --shm-size`), three frames for each of the workers; or set workers=1",
+            code="too_large",
         ) from None
 
 
@@ -222,16 +223,18 @@ def head(shapes: Mapping[str, Shape], values: Mapping[str, JSON]) -> bytes:
     offset = 0
     for name, (dtype, shape) in shapes.items():
         if name == _METADATA:
-            raise FrameError(f"a tensor cannot be called {name}: safetensors keeps that name for itself")
+            message = f"a tensor cannot be called {name}: safetensors keeps that name for itself"
+            raise FrameError(message, code="reserved")
         if dtype not in _NAME_OF:
-            raise FrameError(f"tensor {name}: dtype {dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}")
+            message = f"tensor {name}: dtype {dtype} cannot travel; allowed: {', '.join(_DTYPE_OF)}"
+            raise FrameError(message, code="not_supported")
         end = offset + math.prod(shape) * dtype.itemsize
         header[name] = {"dtype": _NAME_OF[dtype], "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     try:
         header[_METADATA] = {"values": json.dumps(values, allow_nan=False, separators=(",", ":"))}
     except (TypeError, ValueError) as error:
-        raise FrameError(f"the values of a message must be JSON: {error}") from None
+        raise FrameError(f"the values of a message must be JSON: {error}", code="not_json") from None
     return _packed(header)
 
 
@@ -265,9 +268,9 @@ def decode(frame: Frame, kind: type[MessageType]) -> MessageType:
     if issubclass(kind, Update):
         weight = values.pop("weight", None)
         if isinstance(weight, bool) or not isinstance(weight, int | float):
-            raise FrameError("an update must carry its weight")
+            raise FrameError("an update must carry its weight", code="missing")
         if not abs(weight) <= sys.float_info.max:
-            raise FrameError("an update's weight is no number that fits 64 bits")
+            raise FrameError("an update's weight is no number that fits 64 bits", code="out_of_range")
         return kind(tensors, values, weight=float(weight))
     return kind(tensors, values)
 
@@ -284,22 +287,27 @@ def split(data: bytes | bytearray | memoryview, header_limit: int = _HEADER_LIMI
     """
     view = memoryview(data)
     if view.nbytes < _LENGTH.size:
-        raise FrameError(f"a frame has at least {_LENGTH.size} bytes, this one has {view.nbytes}")
+        raise FrameError(
+            f"a frame has at least {_LENGTH.size} bytes, this one has {view.nbytes}", code="cut_short"
+        )
     (length,) = _LENGTH.unpack(view[: _LENGTH.size])
     start = _LENGTH.size + length
     if start > view.nbytes:
         raise FrameError(
-            f"a frame of {view.nbytes} bytes cannot have a header of {length}; it is cut short or damaged"
+            f"a frame of {view.nbytes} bytes cannot have a header of {length}; it is cut short or damaged",
+            code="cut_short",
         )
     if start > header_limit:
-        raise FrameError(f"a header of {start} bytes, where {header_limit} are allowed")
+        raise FrameError(f"a header of {start} bytes, where {header_limit} are allowed", code="too_large")
     head = bytes(view[:start])
     header, _ = _parse_header(head)
     ends = [entry["data_offsets"][1] for entry in header.values()]
     expected = start + (ends[-1] if ends else 0)
     if view.nbytes != expected:
-        state = "cut short" if view.nbytes < expected else "too long"
-        raise FrameError(f"a frame is {state}: its header announces {expected} bytes, it has {view.nbytes}")
+        short = view.nbytes < expected
+        state, code = ("cut short", "cut_short") if short else ("too long", "too_long")
+        message = f"a frame is {state}: its header announces {expected} bytes, it has {view.nbytes}"
+        raise FrameError(message, code=code)
     bodies = (view[start + a : start + b] for a, b in (entry["data_offsets"] for entry in header.values()))
     return Frame(head, tuple(bodies))
 
@@ -317,19 +325,21 @@ def read(path: Path) -> Frame:
         found = split(data)
         written, digest = _hashes(json.loads(found.head[_LENGTH.size :]), found.bodies)
         if written not in (None, digest):  # none in files of before there were any
-            raise FrameError(f"damaged: its hash is {digest:.8}, and was {written!s:.8} when it was written")
+            message = f"damaged: its hash is {digest:.8}, and was {written!s:.8} when it was written"
+            raise FrameError(message, code="damaged")
         return found
     except OSError as error:
-        raise FrameError(f"cannot read {path}: {error.strerror}") from None
+        raise FrameError(f"cannot read {path}: {error.strerror}", code="unreadable") from None
     except FrameError as error:
-        raise FrameError(f"{path}: {error}") from None
+        raise FrameError(f"{path}: {error}", code=error.code) from None
 
 
 def _head_of(message: Message) -> bytes:
     values = dict(message.values)
     if isinstance(message, Update):
         if "weight" in values:
-            raise FrameError("an update's values cannot hold `weight`: its weight travels under that name")
+            told = "an update's values cannot hold `weight`: its weight travels under that name"
+            raise FrameError(told, code="reserved")
         values["weight"] = message.weight
     return head({name: (each.dtype, tuple(each.shape)) for name, each in message.tensors.items()}, values)
 
@@ -351,7 +361,7 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
         for name, entry in header.items():
             begin, end = map(operator.index, entry["data_offsets"])
             if not _is_shape(entry["shape"]):
-                raise FrameError(f"tensor {name}: {entry['shape']!r:.60} is no shape")
+                raise FrameError(f"tensor {name}: {entry['shape']!r:.60} is no shape", code="wrong_shape")
             size = _DTYPE_OF[entry["dtype"]].itemsize * math.prod(entry["shape"])
             if begin != position or end - begin != size:
                 raise FrameError(
@@ -361,7 +371,7 @@ def _parse_header(head: bytes) -> tuple[dict[str, dict[str, Any]], dict[str, JSO
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise FrameError(f"a frame's header is damaged ({type(error).__name__})") from None
     if not isinstance(values, dict):
-        raise FrameError("a frame's values must be a JSON object")
+        raise FrameError("a frame's values must be a JSON object", code="wrong_type")
     return header, values
 
 
@@ -393,7 +403,7 @@ def _number(text: str) -> float:
 def _tensor(name: str, entry: Mapping[str, Any], body: memoryview) -> Tensor:
     dtype, shape = _DTYPE_OF[entry["dtype"]], entry["shape"]
     if body.nbytes != entry["data_offsets"][1] - entry["data_offsets"][0]:
-        raise FrameError(f"tensor {name} is cut short: {body.nbytes} bytes")
+        raise FrameError(f"tensor {name} is cut short: {body.nbytes} bytes", code="cut_short")
     if body.nbytes == 0:
         return torch.empty(shape, dtype=dtype)
     if body.readonly:  # torch wants to be able to write; a received frame is a bytearray and is aliased

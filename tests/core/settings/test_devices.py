@@ -46,25 +46,26 @@ def test_modes_are_all_or_the_one_that_was_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "expected"),
+    ("devices", "path", "code", "values"),
     [
-        ("{profiles: jetson}", ["devices.profiles", "one of tx2, nx, agx", "no 'jetson'"]),
-        ("{profiles: {}}", ["devices.profiles", "must name a device"]),
-        ("{profiles: {nx: 0}}", ["devices.profiles.nx", "not 0"]),
-        ("{mode: MAXN}", ["devices.mode", "'MAXN' is no mode of nx", "MODE_15W_2CORE"]),
-        ("{profiles: tx2, mode: {agx: MAXN}}", ["devices.mode", "has tx2", "not 'agx'"]),
-        ("{custom: {nx: {teraflops: 1, watts: 1}}}", ["devices.custom", "nx is a device that there is"]),
-        ("{custom: {phone: {teraflops: 1}}}", ["devices.custom.phone.watts", "must be set"]),
-        ("{bandwidth: {low: 9, high: 3}}", ["devices.bandwidth", "at most high (3 megabits", "not 9"]),
-        ("{bandwidth: 0}", ["devices.bandwidth", "greater than 0"]),
-        ("{utilisation: 1.5}", ["devices.utilisation", "not 1.5"]),
-        ("{speed: 3}", ["devices.speed", "unknown key"]),
+        ("{profiles: jetson}", "profiles", "unknown_name", ["tx2, nx, agx", "'jetson'"]),
+        ("{profiles: {}}", "profiles", "missing", []),
+        ("{profiles: {nx: 0}}", "profiles.nx", "out_of_range", ["not 0"]),
+        ("{mode: MAXN}", "mode", "unknown_name", ["'MAXN'", "nx", "MODE_15W_2CORE"]),
+        ("{profiles: tx2, mode: {agx: MAXN}}", "mode", "no_effect", ["has tx2", "not 'agx'"]),
+        ("{custom: {nx: {teraflops: 1, watts: 1}}}", "custom", "duplicate", ["nx"]),
+        ("{custom: {phone: {teraflops: 1}}}", "custom.phone.watts", "missing", []),
+        ("{bandwidth: {low: 9, high: 3}}", "bandwidth", "conflict", ["3", "not 9"]),
+        ("{bandwidth: 0}", "bandwidth", "out_of_range", ["greater than 0"]),
+        ("{utilisation: 1.5}", "utilisation", "out_of_range", ["not 1.5"]),
+        ("{speed: 3}", "speed", "unknown_key", []),
     ],
 )
-def test_what_is_wrong_is_named(devices: str, expected: list[str]) -> None:
+def test_what_is_wrong_is_named(devices: str, path: str, code: str, values: list[str]) -> None:
     (problem,) = check_settings(read_source(None, [f"devices={devices}"])).problems
-    for part in [*expected, "the command line"]:
-        assert part in str(problem)
+    assert (problem.path, problem.code, problem.origin) == (f"devices.{path}", code, "the command line")
+    for value in values:
+        assert value in problem.message
 
 
 def test_problems_come_together() -> None:

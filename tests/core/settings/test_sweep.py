@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.settings.sweep import Sweep, folder_name, read_sweep
 
 BASE = """name: base
@@ -25,10 +25,10 @@ def read(tmp_path: Path):
     return reader
 
 
-def refused(read, text: str, *overrides: str) -> list[str]:
+def refused(read, text: str, *overrides: str) -> list[Problem]:
     with pytest.raises(ConfigurationError) as caught:
         read(text, *overrides)
-    return [str(problem) for problem in caught.value.problems]
+    return [*caught.value.problems]
 
 
 def test_a_section_with_a_name_is_replaced_and_any_other_is_merged(read) -> None:
@@ -103,15 +103,19 @@ def test_several_files_of_several_runs_are_refused(tmp_path: Path) -> None:
 
 def test_all_problems_of_a_section_come_at_once_with_their_lines(read) -> None:
     text = BASE + "sweep:\n  seeds: [0, 0]\n  row: {}\n  tune:\n    values: [1]\n  columns: []\n"
-    found = "\n".join(refused(read, text))
-    for part in (
-        "sweep.seeds: must name each once; 0 is there again  [from sweep.yaml, line 5]",
-        "sweep.row: unknown key; did you mean 'rows'?",
-        "sweep.tune.setting: must be set",
-        "sweep.tune.values: must be two values or more to choose from, not [1]  [from sweep.yaml, line 8]",
-        "sweep.columns: must name at least one",
-    ):
-        assert part in found
+    found = {(each.path, each.code): each for each in refused(read, text)}
+    assert found.keys() >= {
+        ("sweep.seeds", "duplicate"),
+        ("sweep.row", "unknown_key"),
+        ("sweep.tune.setting", "missing"),
+        ("sweep.tune.values", "out_of_range"),
+        ("sweep.columns", "missing"),
+    }
+    seeds, values = found["sweep.seeds", "duplicate"], found["sweep.tune.values", "out_of_range"]
+    assert (seeds.origin, values.origin) == ("sweep.yaml, line 5", "sweep.yaml, line 8")
+    assert "0" in seeds.message
+    assert "[1]" in values.message
+    assert "'rows'" in found["sweep.row", "unknown_key"].message
 
 
 def test_a_part_of_the_rows_is_compared_with_a_baseline_and_floors_among_them_alone(read) -> None:
@@ -125,28 +129,33 @@ def test_a_part_of_the_rows_is_compared_with_a_baseline_and_floors_among_them_al
 
 
 @pytest.mark.parametrize(
-    ("section", "expected"),
+    ("section", "path", "code", "values"),
     [
-        ("grid: {training.epochs: 3}", "sweep.grid.training.epochs: must be a list of values"),
-        ("grid: {seed: [1, 2]}", "sweep.grid.seed: rows share the seeds"),
-        ("rows: {a: {seed: 1}}", "sweep.rows.a.seed: rows share the seeds"),
-        ("tune: {setting: seed, values: [1, 2]}", "sweep.tune.setting: rows share the seeds"),
-        ("tune: {setting: x, values: [a b, a-b]}", "must name each once; 'a-b' is there again"),
-        ('rows: {"top 2": {}, "top-2": {}}', "would share one folder"),
-        ("rows: {a: {}, b: {}}\n  floors: [c]", "sweep.floors: there is no row 'c'; there are 'a', 'b'"),
-        ("rows: {a: {}, b: {}}\n  floors: [a, b]", "sweep.floors: must leave a row that is none"),
-        ("rows: {a: {}, b: {}}\n  only: [c]", "sweep.only: there is no row 'c'; there are 'a', 'b'"),
-        ("rows: {a: {}, b: {}}\n  floors: [a, a]", "must name each once; 'a' is there again"),
-        ('rows: {"??": {}}', "needs a letter or digit"),
-        ("grid: {name.x: [1]}", "name is a single value and has no settings in it"),
+        ("grid: {training.epochs: 3}", "sweep.grid.training.epochs", "wrong_type", ["3"]),
+        ("grid: {seed: [1, 2]}", "sweep.grid.seed", "conflict", ["sweep.seeds"]),
+        ("rows: {a: {seed: 1}}", "sweep.rows.a.seed", "conflict", ["sweep.seeds"]),
+        ("tune: {setting: seed, values: [1, 2]}", "sweep.tune.setting", "conflict", ["sweep.seeds"]),
+        ("tune: {setting: x, values: [a b, a-b]}", "sweep.tune.values", "duplicate", ["'a-b'"]),
+        ('rows: {"top 2": {}, "top-2": {}}', "sweep.rows.top-2", "duplicate", ["'top 2'"]),
+        ("rows: {a: {}, b: {}}\n  floors: [c]", "sweep.floors", "unknown_name", ["'c'", "'a', 'b'"]),
+        ("rows: {a: {}, b: {}}\n  floors: [a, b]", "sweep.floors", "conflict", []),
+        ("rows: {a: {}, b: {}}\n  only: [c]", "sweep.only", "unknown_name", ["'c'", "'a', 'b'"]),
+        ("rows: {a: {}, b: {}}\n  floors: [a, a]", "sweep.floors", "duplicate", ["'a'"]),
+        ('rows: {"??": {}}', "sweep.rows.??", "wrong_form", []),
+        ("grid: {name.x: [1]}", "name.x", "wrong_type", ["name"]),
     ],
 )
-def test_what_is_refused(read, section: str, expected: str) -> None:
-    assert expected in "\n".join(refused(read, BASE + f"sweep:\n  {section}\n"))
+def test_what_is_refused(read, section: str, path: str, code: str, values: list[str]) -> None:
+    found = {(each.path, each.code): each.message for each in refused(read, BASE + f"sweep:\n  {section}\n")}
+    assert (path, code) in found
+    for value in values:
+        assert value in found[path, code]
 
 
 def test_a_seed_from_the_command_line_is_refused(read) -> None:
-    assert "--seeds" in refused(read, BASE, "seed=3")[0]
+    (problem,) = refused(read, BASE, "seed=3")
+    assert (problem.path, problem.code) == ("seed", "conflict")
+    assert "--seeds" in problem.message
 
 
 def test_an_unreadable_override_is_one_problem_however_many_rows(read) -> None:

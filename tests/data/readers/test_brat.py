@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.core.errors import DataError
 from fedstrata.data.readers import read
 
 TEXT = "Patient has severe chest pain and left or right arm weakness.\n"
@@ -146,49 +145,8 @@ def test_a_mention_over_a_line_break_is_quoted_on_one_line(tmp_path: Path) -> No
     assert document.spans == (Span(0, 12, "problem"),)
 
 
-def test_empty_files_are_empty_documents(tmp_path: Path) -> None:
-    assert read_one(tmp_path, "", "") == Document("note", "")
-
-
 def test_a_text_alone_is_the_input_of_a_prediction(tmp_path: Path) -> None:
     assert read_one(tmp_path, "\ufeffFever.\r\n", None) == Document("note", "Fever.\r\n")
-
-
-@pytest.mark.parametrize(
-    ("annotations", "line", "says"),
-    [
-        ("T1\tproblem 0 6\tSECRET\nT1\tproblem 7 10\tone\n", 2, "T1 is defined a second time"),
-        ("T1\tproblem 0 6\n", 1, "malformed T line"),
-        ("T1 problem 0 6 SECRET\n", 1, "malformed T line"),
-        ("The SECRET\tproblem 6 6\tx\n", 1, "malformed T line"),
-        ("T1\tproblem 0-6\tSECRET\n", 1, "malformed T line"),
-        ("\nT1\tproblem 1 6\tSECRET\n", 2, "does not quote the text at 1 6"),
-        ("T1\tproblem 0 99\tSECRET\n", 1, "ends at 99, after the text's 10 characters"),
-        ("T1\tproblem 6 6\t\n", 1, "6 6 is no stretch of text"),
-        ("T1\tproblem 0 6;3 7\tSECRET\n", 1, "0 6 and 3 7 overlap"),
-        ("E1\tproblem:T7\n", 1, "T7 is not defined"),
-        ("E1\t\n", 1, "malformed E line"),
-        ("T1\tproblem 0 6\tSECRET\nR1\tis Arg1:T1 Arg2:T8\n", 2, "T8 is not defined"),
-        ("T1\tproblem 0 6\tSECRET\nR1\tis Arg1:T1\n", 2, "malformed R line"),
-        ("A1\tNegated T5\n", 1, "T5 is not defined"),
-        ("A1\tNegated\n", 1, "malformed A line"),
-        ("*\tEquiv SECRET one\n", 1, "malformed * line"),
-        ("T1\tproblem 0 6\tSECRET\n*\tEquiv T1 T9\n", 2, "T9 is not defined"),
-        ("*\tEquiv T9\n", 1, "T9 is not defined"),
-        ("T1\tproblem 0 6\tSECRET\nR1\tis Arg1:T1 Arg2:T1\n*\tEquiv T1 R1\n", 3, "malformed * line"),
-        ("SECRET one\n", 1, "no known kind of annotation"),
-    ],
-)
-def test_errors_name_the_line_and_never_the_text(
-    tmp_path: Path, annotations: str, line: int, says: str
-) -> None:
-    folder = folder_with(tmp_path, "SECRET one", annotations)
-    with pytest.raises(DataError) as raised:
-        read(folder, "brat")
-    assert raised.value.path == folder / "note.ann"
-    assert raised.value.line == line
-    assert says in str(raised.value)
-    assert "SECRET" not in str(raised.value)
 
 
 SCHEME = """\
@@ -250,12 +208,6 @@ def test_what_is_annotated_though_nothing_names_it_was_looked_for(tmp_path: Path
     assert [document.annotates for document in read(tmp_path, "brat")] == [{"Drug", "Pain"}] * 2
 
 
-def test_an_annotation_conf_without_sections_is_told_with_its_line(tmp_path: Path) -> None:
-    (sites_with_schemes(tmp_path) / "south" / "annotation.conf").write_text("# types\n\nDrug\n")
-    with pytest.raises(DataError, match=r"annotation\.conf.*line 3.*before the first section.*\[entities\]"):
-        read(tmp_path, "brat")
-
-
 @pytest.mark.parametrize(
     ("scheme", "names"),
     [
@@ -270,9 +222,3 @@ def test_an_annotation_conf_as_people_write_it(tmp_path: Path, scheme: str, name
     (tmp_path / "note.txt").write_text("Aspirin treats pain.")
     (tmp_path / "note.ann").write_text("")
     assert [document.annotates for document in read(tmp_path, "brat")] == [names]
-
-
-def test_a_type_of_several_words_is_no_type_of_annotations(tmp_path: Path) -> None:
-    (sites_with_schemes(tmp_path) / "south" / "annotation.conf").write_text("[entities]\nlab value\n")
-    with pytest.raises(DataError, match=r"annotation\.conf.*line 2.*\[entities\] of several words.*one word"):
-        read(tmp_path, "brat")

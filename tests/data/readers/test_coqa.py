@@ -6,10 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import DataError
 from fedstrata.data.readers import read
 from fedstrata.data.readers.coqa import right_answers
 
@@ -53,25 +50,3 @@ def test_a_question_comes_with_the_turns_before_it(tmp_path: Path) -> None:
     assert dev.metadata["split"] == "validation"
     assert right_answers(dev) == ["Cotton", "A kitten", "Cotton the kitten"]
     assert right_answers(first) == ["Cotton"]
-
-
-def test_questions_without_answers_are_the_input_of_a_prediction(tmp_path: Path) -> None:
-    write(tmp_path / "x.json", conversation(answers=[]))
-    _, second = read(tmp_path / "x.json", "coqa")
-    assert second.text_pair is None
-    assert second.metadata["history"] == "Q: Who is it?\nA: \n"
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"answers": turns("SECRET")}, "not of the turns that were asked"),
-        ({"story": None}, r"data\.0\.story: must be a valid string"),
-        ({"questions": [{"turn_id": 1}]}, r"data\.0\.questions\.0\.input_text: must be set"),
-    ],
-)
-def test_files_that_cannot_be_used(tmp_path: Path, changes: dict[str, Any], says: str) -> None:
-    write(tmp_path / "x.json", conversation(**changes))
-    with pytest.raises(DataError, match=says) as raised:
-        read(tmp_path / "x.json", "coqa")
-    assert "SECRET" not in str(raised.value)

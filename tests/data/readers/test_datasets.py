@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
+from support import problems_of, refused
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError, DataError
@@ -54,9 +56,9 @@ def test_columns_of_codes_patients_and_parts(tmp_path: Path) -> None:
         Document("notes-2", "b", metadata={"patient": "7", "split": "validation"}),
     ]
     path.write_text("text,codes,person,part\na,I10,7,elsewhere\n")
-    with pytest.raises(DataError, match=r"notes.csv, line 2: the column 'part' names no part of the split"):
+    with refused(DataError, "unknown_name", at="notes.csv", values=["line 2", "'part'"]):
         rows(path, columns)
-    with pytest.raises(ConfigurationError, match=r"data.columns.patient: .* has no column 'person'"):
+    with refused(ConfigurationError, "missing_column", at="data.columns.patient", values=["'person'"]):
         path.write_text("text,codes,part\na,I10,train\n")
         rows(path, columns)
 
@@ -129,7 +131,7 @@ def test_a_zero_or_one_for_every_class_is_not_taken_for_numbers_of_classes(tmp_p
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.List(names)})
     data = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [[-1, -1], [0, 1, 1]]}, features=features)
     data.save_to_disk(tmp_path / "saved")
-    with pytest.raises(DataError, match="row 2: the column 'label' holds 1 twice"):
+    with refused(DataError, "duplicate", values=["row 2", "'label'", "holds 1"]):
         rows(tmp_path / "saved")
 
 
@@ -151,9 +153,16 @@ def saved_splits(path: Path, classified: Any, *names: str) -> Path:
 
 def test_the_splits_of_a_data_set(tmp_path: Path, classified) -> None:
     path = saved_splits(tmp_path / "mnli", classified, "train", "validation_matched", "test")
-    with pytest.raises(ConfigurationError, match="validation_matched is none of train, validation and test"):
+    with refused(
+        ConfigurationError, "unknown_name", at="data.dataset.splits", values=["validation_matched is"]
+    ):
         rows(path)
-    with pytest.raises(ConfigurationError, match=r"has no split dev \(its splits: train, validation_matched"):
+    with refused(
+        ConfigurationError,
+        "not_found",
+        at="data.dataset.splits",
+        values=["split dev", "train, validation_matched"],
+    ):
         rows(path, splits=["dev"])
     found = rows(path, splits={"train": "train", "validation_matched": "test"})
     assert [(item.id, item.metadata["split"]) for item in found] == [
@@ -172,48 +181,63 @@ def test_columns_that_are_not_there_are_all_named(tmp_path: Path) -> None:
         rows(tmp_path, columns)
     paths = [problem.path for problem in raised.value.problems]
     assert paths == ["data.columns.text.0", "data.columns.labels", "data.columns.id"]
-    assert "has no column 'label'; it has body, class" in str(raised.value)
+    assert {code for _, code in problems_of(raised.value)} == {"missing_column"}
+    assert "'label'" in str(raised.value)
+    assert "body, class" in str(raised.value)
     assert "SECRET" not in str(raised.value)
 
 
 def test_what_is_asked_of_a_saved_data_set_is_refused_for_files(tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text\na\n")
-    with pytest.raises(ConfigurationError, match=r"data\.dataset: has no meaning for .*split by their names"):
+    with refused(ConfigurationError, "no_effect", at="data.dataset", values=[tmp_path]):
         rows(tmp_path, splits=["train"])
 
 
 def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("3,SECRET\n4,SECRET too\n")
-    with pytest.raises(
-        ConfigurationError, match=r"if its first row is no header, .*data\.columns\.names"
-    ) as raised:
+    with refused(ConfigurationError, "missing_column", values=["data.columns.names"]) as raised:
         rows(tmp_path)
     assert "SECRET" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("record", "columns", "says"),
+    ("record", "columns", "code", "values"),
     [
-        ({"text": 3}, ColumnSettings(), "'text' holds int"),
-        ({"text": "SECRET", "label": 0.5}, LABELLED, "'label' holds float"),
-        ({"text": "a", "label": "SECRET" * 40}, LABELLED, "'label' holds a name of 240 characters"),
-        ({"text": "a", "id": "SECRET" * 40}, ColumnSettings(id="id"), "'id' holds a name of 240 characters"),
-        ({"text": "a", "site": "SECRET\nb"}, ColumnSettings(site="site"), "'site' holds .* in 2 lines"),
-        ({"text": "a", "label": [0, 1, 0]}, LABELLED, "'label' holds 0 twice .expected the numbers or names"),
-        ({"text": "a", "label": [True, True]}, LABELLED, "'label' holds True twice"),
-        ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "'id' names nothing"),
-        ({"t": "SECRET", "g": ["O"]}, ColumnSettings(tokens="t", tags="g"), "'t' holds no list of tokens"),
-        ({"t": ["SECRET"], "g": ["O", "O"]}, ColumnSettings(tokens="t", tags="g"), "'g' holds 2 tags"),
-        ({"t": ["SECRET"], "g": ["Q-x"]}, ColumnSettings(tokens="t", tags="g"), "'g' holds something"),
-        ({"t": ["SECRET", "a"], "g": ["B-x", "I-y"]}, ColumnSettings(tokens="t", tags="g"), "cannot follow"),
+        ({"text": 3}, ColumnSettings(), "wrong_type", ["'text'", "int"]),
+        ({"text": "SECRET", "label": 0.5}, LABELLED, "wrong_type", ["'label'", "float"]),
+        ({"text": "a", "label": "SECRET" * 40}, LABELLED, "wrong_form", ["'label'", 240]),
+        ({"text": "a", "id": "SECRET" * 40}, ColumnSettings(id="id"), "wrong_form", ["'id'", 240]),
+        (
+            {"text": "a", "site": "SECRET\nb"},
+            ColumnSettings(site="site"),
+            "wrong_form",
+            ["'site'", "2 lines"],
+        ),
+        ({"text": "a", "label": [0, 1, 0]}, LABELLED, "duplicate", ["'label'", "holds 0"]),
+        ({"text": "a", "label": [True, True]}, LABELLED, "duplicate", ["'label'", "True"]),
+        ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "missing", ["'id'"]),
+        ({"t": "SECRET", "g": ["O"]}, ColumnSettings(tokens="t", tags="g"), "wrong_type", ["'t'"]),
+        (
+            {"t": ["SECRET"], "g": ["O", "O"]},
+            ColumnSettings(tokens="t", tags="g"),
+            "wrong_count",
+            ["'g'", "2 tags"],
+        ),
+        ({"t": ["SECRET"], "g": ["Q-x"]}, ColumnSettings(tokens="t", tags="g"), "wrong_form", ["'g'"]),
+        (
+            {"t": ["SECRET", "a"], "g": ["B-x", "I-y"]},
+            ColumnSettings(tokens="t", tags="g"),
+            "conflict",
+            ["'g'"],
+        ),
     ],
 )
 def test_rows_that_cannot_be_used_are_named_without_their_text(
-    tmp_path: Path, record: dict[str, Any], columns: ColumnSettings, says: str
+    tmp_path: Path, record: dict[str, Any], columns: ColumnSettings, code: str, values: list[object]
 ) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "a.jsonl").write_text(json.dumps(record))
-    with pytest.raises(DataError, match=rf"a\.jsonl: row 1: the column .*{says}") as raised:
+    with refused(DataError, code, at="a.jsonl", values=["row 1", *values]) as raised:
         rows(tmp_path, columns)
     assert "SECRET" not in str(raised.value)
 
@@ -221,29 +245,33 @@ def test_rows_that_cannot_be_used_are_named_without_their_text(
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.json", '{"text": "x"}\n{"text": "SECRET', "Missing a closing quotation mark in string. in row 1"),
+        ("a.json", '{"text": "x"}\n{"text": "SECRET', "row 1"),
         ("a.jsonl", '{"text": SECRET}', "Invalid value. in row 0"),
-        ("a.json", '{"SECRET": 1, "SECRET": 2}', "was specified twice in row 0"),
-        ("a.parquet", "SECRET", "smaller than the minimum file footer"),
+        ("a.json", '{"SECRET": 1, "SECRET": 2}', "in row 0"),
+        ("a.parquet", "SECRET", "file footer"),
         ("a.json", "", "StopIteration"),
     ],
 )
 def test_files_that_cannot_be_read(tmp_path: Path, capfd, name: str, content: str, says: str) -> None:
     pytest.importorskip("datasets")
     (tmp_path / name).write_text(content)
-    with pytest.raises(
-        DataError, match=rf"{name}: cannot be read by the datasets library \(.*{says}\)"
-    ) as raised:
+    with refused(DataError, "unreadable", at=name, values=[says]) as raised:
         rows(tmp_path)
     assert "SECRET" not in str(raised.value) + "".join(capfd.readouterr())
 
 
+def test_a_table_without_rows_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\n")
+    with refused(DataError, "not_enough_data"):
+        read(tmp_path, "datasets")
+
+
 def test_paths_that_are_neither_files_nor_ids(tmp_path: Path) -> None:
     for path in (tmp_path / "absent", Path("absent.csv"), Path("a/b/c")):
-        with pytest.raises(DataError, match="no such file or folder"):
+        with refused(DataError, "not_found", at=path.name):
             rows(path)
     (tmp_path / "notes.xlsx").write_text("")
-    with pytest.raises(DataError, match=r"is no table \(expected \*\.csv"):
+    with refused(DataError, "wrong_format", at="notes.xlsx", values=["*.csv"]):
         rows(tmp_path / "notes.xlsx")
 
 
@@ -285,14 +313,16 @@ def test_local_files_leave_no_copy_and_need_no_network(tmp_path: Path, classifie
 def test_an_id_that_cannot_be_reached(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     said = in_a_fresh_process("acme/absent", tmp_path, HF_HUB_OFFLINE="1")
-    assert "data.path: 'acme/absent' is no file or folder here" in said
-    assert "cannot be loaded as an id of the Hugging Face hub (ConnectionError: Couldn't reach" in said
+    for value in ("data.path: 'acme/absent'", "(ConnectionError: ", "[not_found]"):
+        assert value in said
 
 
 def test_without_the_library_the_message_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     missing = "import sys\nsys.modules['datasets'] = None\n"
-    assert "pip install 'fedstrata[datasets]'" in in_a_fresh_process(tmp_path, tmp_path, missing)
+    said = in_a_fresh_process(tmp_path, tmp_path, missing)
+    for value in ("data.format: ", "pip install 'fedstrata[datasets]'", "[not_installed]"):
+        assert value in said
     (tmp_path / "a.jsonl").rename(tmp_path / "a.csv")
     (tmp_path / "a.csv").write_text("text\na\n")
     assert in_a_fresh_process(tmp_path, tmp_path, missing) == "1\n"
@@ -327,10 +357,13 @@ def test_rows_may_be_pairs_of_texts(tmp_path: Path) -> None:
         (("A man.", "A boy."), ("yes",)),
         (("A man.", ""), ("no",)),
     ]
-    with pytest.raises(ConfigurationError, match=r"data\.columns\.text_pair: .* has no column 'second'"):
+    with refused(ConfigurationError, "missing_column", at="data.columns.text_pair", values=["'second'"]):
         read(tmp_path / "a.csv", "datasets", columns=columns.model_copy(update={"text_pair": "second"}))
-    with pytest.raises(ValueError, match="text_pair has no meaning with tokens"):
+    with pytest.raises(ValidationError) as raised:
         ColumnSettings(tokens="a", tags="b", text_pair="c")
+    (error,) = raised.value.errors()
+    assert error["ctx"]["error"].code == "no_effect"
+    assert "text_pair" in error["msg"]
 
 
 KEYED = {
@@ -347,10 +380,10 @@ def test_objects_by_their_ids_and_fields_within_columns(tmp_path: Path) -> None:
         Document("21", "Is it?\nFever.\nPain.", labels=("yes",)),
         Document("22", "Was it?\n", labels=("no",)),
     ]
-    with pytest.raises(ConfigurationError, match=r"has no column 'context\.contexts'; it has QUESTION, cont"):
+    with refused(ConfigurationError, "missing_column", values=["'context.contexts'", "QUESTION, cont"]):
         read(tmp_path / "a.json", "datasets", columns=NESTED.model_copy(update={"text": "context.contexts"}))
     (tmp_path / "a.json").write_text('{"SECRET": {"text": "a"}, "SECRET": {"text": "b"}}')
-    with pytest.raises(DataError, match="an object has one name twice") as raised:
+    with refused(DataError, "duplicate", at="a.json") as raised:
         rows(tmp_path)
     assert "SECRET" not in str(raised.value)
 
@@ -362,7 +395,7 @@ def test_fields_within_columns_of_json_lines(tmp_path: Path) -> None:
     assert texts == ["Is it?\nFever.\nPain.", "Was it?\n"]
     numbers = json.dumps({"QUESTION": "SECRET", "context": {"CONTEXTS": [1]}, "final": "x"})
     (tmp_path / "a.jsonl").write_text(numbers)
-    with pytest.raises(DataError, match=r"'context\.CONTEXTS' holds a list with int") as raised:
+    with refused(DataError, "wrong_type", at="a.jsonl", values=["'context.CONTEXTS'", "int"]) as raised:
         read(tmp_path / "a.jsonl", "datasets", columns=NESTED)
     assert "SECRET" not in str(raised.value)
 
@@ -370,10 +403,10 @@ def test_fields_within_columns_of_json_lines(tmp_path: Path) -> None:
 def test_the_cause_is_told_without_what_the_file_says(tmp_path: Path) -> None:
     pytest.importorskip("datasets")
     (tmp_path / "a.jsonl.gz").write_text('{"text": "SECRET"}')
-    with pytest.raises(DataError, match=r"a\.jsonl\.gz: .*BadGzipFile: Not a gzipped file") as raised:
+    with refused(DataError, "unreadable", at="a.jsonl.gz", values=["BadGzipFile"]) as raised:
         rows(tmp_path)
     assert "SECRET" not in str(raised.value)
     (tmp_path / "a.jsonl.gz").unlink()
     (tmp_path / "a.json").write_text('[{"text": "SECRET"}, 3]')
-    with pytest.raises(DataError, match=r"ArrowInvalid: changed from object to string in row 0"):
+    with refused(DataError, "unreadable", at="a.json", values=["ArrowInvalid", "row 0"]):
         rows(tmp_path)

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import logging
+import re
 import tempfile
 import tracemalloc
 from collections import Counter
@@ -13,8 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -110,13 +112,8 @@ def test_what_is_left_out_is_counted_and_not_quoted(tmp_path: Path, caplog: pyte
         (document,) = read(folder(tmp_path, notes, diagnoses), "mimic")
     assert document.text == "kept"
     said = "\n".join(caplog.messages)
-    for count in (
-        "1 rows without a code left out",
-        "2 notes of admissions without codes",
-        "1 notes marked as errors",
-        "1 notes outside of an admission",
-    ):
-        assert count in said
+    counts = [re.findall(r"\b\d+\b", message.partition(".csv: ")[2]) for message in caplog.messages]
+    assert counts == [["1"], ["1", "2", "1"]]
     assert "SECRET" not in said
 
 
@@ -126,8 +123,8 @@ def test_categories(tmp_path: Path) -> None:
     for wanted, text in ((["physician", "ecg"], "b\n\nc"), (None, "a\n\nb\n\nc")):
         (document,) = read(path, "mimic", formats=of_categories(wanted))
         assert document.text == text
-    with pytest.raises(
-        DataError, match=r"no note is left of the category Radiology .*data\.mimic\.categories"
+    with refused(
+        DataError, "not_enough_data", at="NOTEEVENTS.csv", values=["Radiology", "data.mimic.categories"]
     ):
         read(path, "mimic", formats=of_categories(["Radiology"]))
 
@@ -137,8 +134,6 @@ def test_a_table_without_categories_can_be_read_whole(tmp_path: Path) -> None:
     table(tmp_path / "NOTEEVENTS.csv", ["SUBJECT_ID", "HADM_ID", "TEXT"], [[7, 20, "a"], [7, 20, "b"]])
     (document,) = read(tmp_path, "mimic", formats=ALL)
     assert document.text == "a\n\nb"
-    with pytest.raises(DataError, match="has no column category"):
-        read(tmp_path, "mimic")
 
 
 def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_them(tmp_path: Path) -> None:
@@ -148,87 +143,12 @@ def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_t
     assert (document.id, document.labels) == ("20", ("038.9",))
 
 
-def test_sub_folders_of_tables_are_sites_and_splits(tmp_path: Path) -> None:
-    for place in ("north/train", "north/test", "south/train", "south/test"):
-        folder(tmp_path / place, [note(1, 20, place)], codes((20, 1, "486")))
-    found = [(item.id, item.site, item.metadata["split"]) for item in read(tmp_path, "mimic")]
-    assert found == [
-        ("north/test/20", "north", "test"),
-        ("north/train/20", "north", "train"),
-        ("south/test/20", "south", "test"),
-        ("south/train/20", "south", "train"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("diagnoses", "line", "says"),
-    [
-        (codes((20, 1, "486"), (20, 1, "4019")), 3, "a second code with SEQ_NUM 1"),
-        (codes((20, 1, "cough")), 2, "no ICD-9-CM diagnosis code"),
-        (codes((20, 1, "486"), ("", 2, "486")), 3, "without SUBJECT_ID, HADM_ID or SEQ_NUM"),
-        (codes((20, 1, "486"), ("x", 2, "486")), 3, "HADM_ID is no number"),
-        (codes((20, 1, "486")) + codes((20, 2, "486"), patient=8), 3, "belongs to another patient"),
-        ([[1, 7, 20, 1]], 2, r"a row of 4 fields \(expected 5"),
-    ],
-)
-def test_diagnoses_that_cannot_be_used(
-    tmp_path: Path, diagnoses: list[list[object]], line: int, says: str
-) -> None:
-    path = folder(tmp_path, [note(1, 20, "SECRET")], diagnoses)
-    with pytest.raises(DataError, match=says) as raised:
-        read(path, "mimic")
-    assert (raised.value.path, raised.value.line) == (path / "DIAGNOSES_ICD.csv", line)
-
-
-@pytest.mark.parametrize(
-    ("notes", "says"),
-    [
-        ([note(1, 20, "SECRET"), note(1, 20, "SECRET")], "a second row of the same ROW_ID"),
-        ([note(1, 20, "SECRET"), note(2, 20, "SECRET", SUBJECT_ID=8)], "not the one its admission has"),
-        ([note(1, 20, "SECRET"), note("one", 20, "SECRET")], "ROW_ID is no number"),
-        ([note(1, 20, "SECRET"), note(2, 20, "SECRET")[:-1]], "a row of 10 fields"),
-    ],
-)
-def test_notes_that_cannot_be_used_are_named_without_their_text(
-    tmp_path: Path, notes: list[list[object]], says: str
-) -> None:
-    path = folder(tmp_path, notes, codes((20, 1, "486")))
-    with pytest.raises(DataError, match=says) as raised:
-        read(path, "mimic")
-    assert (raised.value.path, raised.value.line) == (path / "NOTEEVENTS.csv", 3)
-    assert "SECRET" not in str(raised.value)
-
-
-def test_lines_are_counted_within_notes(tmp_path: Path) -> None:
-    notes = [note(1, 20, "three\r\nlines\nlong"), note(1, 20, "x")]
-    with pytest.raises(DataError, match=r"NOTEEVENTS\.csv, line 5: a second row"):
-        read(folder(tmp_path, notes, codes((20, 1, "486"))), "mimic")
-
-
-def test_a_quotation_mark_that_is_not_closed(tmp_path: Path) -> None:
-    path = folder(tmp_path, [note(1, 20, "x")], codes((20, 1, "486")))
-    with (path / "NOTEEVENTS.csv").open("a") as file:
-        file.write('2,7,20,,,,Discharge summary,,,,"SECRET\nSECRET\n')
-    with pytest.raises(DataError, match=r"line 3: a quoted field .* is not closed") as raised:
-        read(path, "mimic")
-    assert "SECRET" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("extra", "columns", "rows", "says"),
-    [
-        ("ADMISSIONS", ["SUBJECT_ID", "HADM_ID"], [[7, 21]], "stand together in no row of ADMISSIONS"),
-        ("ADMISSIONS", ["SUBJECT_ID", "HADM_ID"], [[8, 20]], "stand together in no row of ADMISSIONS"),
-        ("ADMISSIONS", ["SUBJECT_ID", "HADM_ID"], [[7, 20], [7, 20]], "line 3: a second row"),
-        ("ADMISSIONS", ["SUBJECT_ID"], [[7]], "has no column hadm_id"),
-    ],
-)
-def test_other_tables_are_checked_if_they_are_there(
-    tmp_path: Path, extra: str, columns: list[str], rows: list[list[object]], says: str
-) -> None:
+@pytest.mark.parametrize("row", [[7, 21], [8, 20]])
+def test_notes_are_checked_against_admissions(tmp_path: Path, row: list[object]) -> None:
     folder(tmp_path, [note(1, 20, "x")], codes((20, 1, "486")))
-    table(tmp_path / f"{extra}.csv", columns, rows)
-    with pytest.raises(DataError, match=says):
+    table(tmp_path / "ADMISSIONS.csv", ["SUBJECT_ID", "HADM_ID"], [row])
+    values = ["SUBJECT_ID", "HADM_ID", "ADMISSIONS"]
+    with refused(DataError, "not_found", at="NOTEEVENTS.csv", values=values):
         read(tmp_path, "mimic")
 
 
@@ -238,21 +158,19 @@ def test_patients_are_checked_against_admissions(tmp_path: Path) -> None:
     table(tmp_path / "PATIENTS.csv", ["SUBJECT_ID"], [[7]])
     assert len(read(tmp_path, "mimic")) == 1
     table(tmp_path / "PATIENTS.csv", ["SUBJECT_ID"], [[8]])
-    with pytest.raises(DataError, match="not in the table PATIENTS"):
+    with refused(DataError, "not_found", at="ADMISSIONS.csv", values=["SUBJECT_ID", "PATIENTS"]):
         read(tmp_path, "mimic")
 
 
 def test_tables_that_are_missing_or_there_twice(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"holds no documents \(expected NOTEEVENTS\.csv, NOTEEVENTS\.csv\.gz"
-    ):
+    with refused(DataError, "not_enough_data", values=["NOTEEVENTS.csv, NOTEEVENTS.csv.gz"]):
         read(tmp_path, "mimic")
     table(tmp_path / "NOTEEVENTS.csv", NOTES, [note(1, 20, "x")])
-    with pytest.raises(DataError, match=r"no table of diagnoses \(expected DIAGNOSES_ICD\.csv"):
+    with refused(DataError, "not_found", values=["DIAGNOSES_ICD.csv"]):
         read(tmp_path, "mimic")
     table(tmp_path / "DIAGNOSES_ICD.csv", CODES, codes((20, 1, "486")))
     table(tmp_path / "NOTEEVENTS.csv.gz", NOTES, [note(1, 20, "x")])
-    with pytest.raises(DataError, match=r"is there a second time, as NOTEEVENTS\.csv"):
+    with refused(DataError, "duplicate", at="NOTEEVENTS.csv.gz", values=["NOTEEVENTS.csv"]):
         read(tmp_path, "mimic")
 
 
@@ -275,7 +193,6 @@ TEXTS = st.one_of(
 )
 
 
-@settings(max_examples=60)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=5), compressed=st.booleans())
 def test_any_text_comes_back(texts: list[str], compressed: bool) -> None:
     corpus = [

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
@@ -173,35 +174,10 @@ def test_files_are_splits_and_those_without_labels_what_the_settings_say(tmp_pat
     for name in ("train", "val"):
         write(tmp_path / "COPA" / f"{name}.jsonl", COPA)
     test = write(tmp_path / "COPA" / "test.jsonl", unlabelled)
-    with pytest.raises(DataError, match=r"has no labels.*data\.unannotated: skip"):
+    with refused(DataError, "not_annotated", at="test.jsonl", values=["data.unannotated: skip"]):
         read(tmp_path / "COPA", "superglue")
     splits = [own.metadata["split"] for own in read(tmp_path / "COPA", "superglue", unannotated="skip")]
     assert splits == ["train", "validation"]
     kept = {own.id: own.labels for own in read(tmp_path / "COPA", "superglue", unannotated="keep")}
     assert kept == {"test/test-1": (), "train/train-1": ("choice2",), "val/val-1": ("choice2",)}
     assert read(test, "superglue")[0].labels == ()  # the input of a prediction
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "line", "says"),
-    [
-        ("other/x.jsonl", "{}", None, "no task that is known"),
-        ("RTE/x.jsonl", '{"premise": "SECRET"}', 1, "hypothesis: must be set"),
-        ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "SECRET", "label": 2}', 1, "none of this task"),
-        ("RTE/x.jsonl", '{"premise": "a", "hypothesis": "b", "label": "SECRET"}', 1, "none of this task"),
-        ("BoolQ/x.jsonl", '{"question": "a", "passage": 3}', 1, "passage: must be a valid string"),
-        ("CB/x.jsonl", "\nSECRET", 2, "Invalid JSON"),
-        ("MultiRC/x.jsonl", '{"passage": {"text": "SECRET"}}', 1, "passage.questions: must be set"),
-        ("WSC/x.jsonl", json.dumps(wsc("Al", True) | {"text": "SECRET"}), 1, "outside the text"),
-    ],
-)
-def test_files_that_cannot_be_used(
-    tmp_path: Path, name: str, content: str, line: int | None, says: str
-) -> None:
-    path = tmp_path / name
-    path.parent.mkdir()
-    path.write_text(content)
-    with pytest.raises(DataError, match=says) as raised:
-        read(path, "superglue")
-    assert (raised.value.path, raised.value.line) == (path, line)
-    assert "SECRET" not in str(raised.value)

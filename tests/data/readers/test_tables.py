@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support import refused
 
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers import tables
@@ -47,50 +48,45 @@ def test_tabs_and_quotation_marks_that_mean_nothing(tmp_path: Path) -> None:
 
 def test_a_table_with_semicolons_is_told_from_one_with_a_broken_row(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("a;c\n1;2,3\n")
-    with pytest.raises(DataError, match=r"line 2: a row of 2 fields .* the header has semicolons"):
+    with refused(DataError, "wrong_count", at="t.csv", values=["line 2", "2 fields", "semicolons"]):
         list(read_rows(tmp_path / "t.csv"))
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "says"),
+    ("content", "line", "code", "values"),
     [
-        (b"", None, "holds nothing"),
-        (b"a,b\n", 1, r"no column c \(expected a header with a, c"),
-        (b"a,c,SECRET,b,SECRET\n", 1, "columns 3 and 5 have one name"),
-        (b"a;c\n1;2\n", 1, "no column a, c .* the header has semicolons"),
-        (b"a,c\n1,2\n1\n", 3, r"a row of 1 fields \(expected 2"),
-        (b'a,c\n"1\n",2\nSECRET,2,3\n', 4, "a row of 3 fields"),
-        (b'a,c\n"SECRET"x,2\n', 2, "malformed row"),
-        (b'a,c\n1,2\n1,"SECRET\nSECRET', 3, "not closed before the file ends"),
-        (b'a,c\n1,"' + b"SECRET\n" * 300, 2, "a field of more than 1000 characters"),
-        (b"a,c\n1,\rSECRET\n", 2, "malformed row"),
-        (b"a,c\n1,SECRET\xff\n", 2, "byte 12 is not UTF-8"),
+        (b"", None, "missing", []),
+        (b"a,b\n", 1, "missing_column", ["column c", "a, c"]),
+        (b"a,c,SECRET,b,SECRET\n", 1, "duplicate", ["columns 3", "5"]),
+        (b"a;c\n1;2\n", 1, "missing_column", ["a, c", "semicolons"]),
+        (b"a,c\n1,2\n1\n", 3, "wrong_count", ["1 fields", "expected 2"]),
+        (b'a,c\n"1\n",2\nSECRET,2,3\n', 4, "wrong_count", ["3 fields"]),
+        (b'a,c\n"SECRET"x,2\n', 2, "malformed_data", []),
+        (b'a,c\n1,2\n1,"SECRET\nSECRET', 3, "cut_short", []),
+        (b'a,c\n1,"' + b"SECRET\n" * 300, 2, "too_long", [1000]),
+        (b"a,c\n1,\rSECRET\n", 2, "malformed_data", []),
+        (b"a,c\n1,SECRET\xff\n", 2, "not_utf8", ["byte 12"]),
     ],
 )
 def test_what_is_refused_is_named_without_the_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int | None, says: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    line: int | None,
+    code: str,
+    values: list[object],
 ) -> None:
     monkeypatch.setattr(tables, "LONGEST_FIELD", 1000)
     path = written(tmp_path / "t.csv", content)
-    with pytest.raises(DataError, match=says) as raised:
+    with refused(DataError, code, values=values) as raised:
         list(read_rows(path, required=["a", "c"]))
     assert (raised.value.path, raised.value.line) == (path, line)
     assert "SECRET" not in str(raised.value)
 
 
-def test_files_that_cannot_be_read(tmp_path: Path) -> None:
-    whole = gzip.compress(b"a,b\n" + b"1,2\n" * 1000)
-    for content in (whole[:-20], b"a,b\n1,2\n"):
-        with pytest.raises(DataError, match="cannot be decompressed"):
-            list(read_rows(written(tmp_path / "t.csv.gz", content)))
-    with pytest.raises(DataError, match="cannot be read: No such file"):
-        list(read_rows(tmp_path / "absent.csv"))
-
-
 CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 
 
-@settings(max_examples=80)
 @given(rows=st.lists(st.tuples(CELLS, CELLS), max_size=6), ends=st.sampled_from(["\n", "\r\n"]))
 def test_any_table_comes_back(rows: list[tuple[str, str]], ends: str) -> None:
     text = io.StringIO()

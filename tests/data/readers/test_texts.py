@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
+from support import refused
 
 from fedstrata.core.errors import DataError
 from fedstrata.core.settings.data import CorpusSettings
@@ -26,13 +25,6 @@ def of_documents(kind: str) -> Mapping[str, Format]:
 def texts(path: Path, documents: str = "files") -> dict[str, str]:
     found = read(path, "text", formats=of_documents(documents))
     return {document.id: document.text for document in found}
-
-
-def test_a_file_is_a_document_and_is_not_changed(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"one\r\n\r\ntwo \n")
-    (tmp_path / "b.txt.gz").write_bytes(gzip.compress(b"three"))
-    (tmp_path / "README.txt").write_text("about")
-    assert texts(tmp_path) == {"a": "one\r\n\r\ntwo \n", "b": "three"}
 
 
 def test_paragraphs_are_set_apart_by_blank_lines(tmp_path: Path) -> None:
@@ -61,7 +53,7 @@ def test_folders_are_sites_and_names_are_splits(tmp_path: Path) -> None:
 
 def test_a_folder_without_texts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "README.txt").write_text("about")
-    with pytest.raises(DataError, match="holds no documents"):
+    with refused(DataError, "not_enough_data", at=tmp_path.name):
         read(tmp_path, "text")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
+from support import refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -33,5 +33,5 @@ def test_an_admission_gets_the_free_note_that_shares_most_codes_with_it() -> Non
 
 
 def test_every_admission_needs_a_note() -> None:
-    with pytest.raises(ConfigurationError, match="--notes: 3 notes are too few for 4 admissions"):
+    with refused(ConfigurationError, "not_enough_data", at="--notes", values=["3 notes", "4 admissions"]):
         under_admissions(NOTES, {str(number): Admission("1") for number in range(4)})

@@ -181,15 +181,15 @@ def test_an_audit_is_the_same_again() -> None:
 def test_what_is_no_score_of_each_canary_is_refused(
     scores: tuple[int, ...], included: tuple[int, ...]
 ) -> None:
-    with pytest.raises(ValueError, match="wanted one of each"):
+    with pytest.raises(ValueError, match="wanted"):
         audit(np.zeros(scores), np.zeros(included, dtype=bool), CLAIM, SEED)
 
 
 def test_a_score_that_is_no_number_is_refused() -> None:
     included = np.array([True, False, True, False])
-    with pytest.raises(ValueError, match="2 of 4 scores are not finite numbers"):
+    with pytest.raises(ValueError, match="2 of 4"):
         audit(np.array([1.0, np.nan, np.inf, 0.0]), included, CLAIM, SEED)
-    with pytest.raises(ValueError, match="5 guesses about 4 canaries"):
+    with pytest.raises(ValueError, match="5 guesses"):
         correct(np.zeros(4), included, Guesses(3, 2), SEED)
 
 

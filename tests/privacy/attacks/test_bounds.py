@@ -265,13 +265,13 @@ def test_rates_of_independent_canaries_are_covered(epsilon: float) -> None:
 
 @pytest.mark.parametrize("counts", [(0, 0, 0), (5, 6, 0), (5, 4, 5), (5, 4, -1)])
 def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="wanted 0 <= right <= guesses <= canaries"):
+    with pytest.raises(ValueError, match="right <= guesses"):
         Guessed(*counts)
 
 
 @pytest.mark.parametrize("counts", [(5, 5, 6, 0), (5, 5, 0, 6), (5, 5, -1, 0), (-1, 5, 0, 0)])
 def test_errors_that_cannot_be_are_refused(counts: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match="wanted no more than there are"):
+    with pytest.raises(ValueError, match="wanted"):
         Errors(*counts)
 
 

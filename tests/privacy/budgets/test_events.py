@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import examples
 
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.budgets import events
@@ -49,7 +48,7 @@ def test_twenty_runs_of_which_no_two_are_alike_compose() -> None:
 
 
 def test_a_mechanism_without_a_rule_is_no_gaussian() -> None:
-    with pytest.raises(ValueError, match="cannot be composed: laplace"):
+    with pytest.raises(ValueError, match="laplace"):
         composed([MechanismEvent("laplace", 1.0, 0.1, 5), event(5)], DELTA)
 
 
@@ -84,7 +83,7 @@ RUNS = st.lists(st.tuples(STEPS, SIGMAS, RATES), min_size=1, max_size=2)
 
 
 @given(RUNS, RUNS)
-@examples(15)
+@settings(max_examples=15)
 def test_both_kinds_together_are_between_either_alone_and_the_sum_of_epsilons(
     local: list[tuple[int, float, float]], jointly: list[tuple[int, float, float]]
 ) -> None:
@@ -105,7 +104,6 @@ PROFILES = st.dictionaries(
 
 
 @given(PROFILES)
-@examples(30)
 def test_the_largest_is_that_of_whoever_spent_most(profiles: dict[tuple[MechanismEvent, ...], int]) -> None:
     every = [composed(profile, DELTA) for profile in profiles]
     found = largest(profiles, DELTA)

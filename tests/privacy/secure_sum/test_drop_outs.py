@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import secure_federation
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from secure_federation import SHAPES, SITES, Federation, equal
+from support import refused
 
 from fedstrata.privacy.secure_sum.messages import RING
 from fedstrata.privacy.secure_sum.quantization import largest_value
@@ -62,7 +63,6 @@ def test_every_subset_that_drops_out_in_one_exchange(count: int, exchange: str, 
         check(sites, {exchange: lost}, tmp_path / str(number))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_drop_outs_in_several_exchanges(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
@@ -76,12 +76,12 @@ def test_drop_outs_in_several_exchanges(
 
 def test_a_sum_needs_as_many_sites_as_each_wants(tmp_path: Path) -> None:
     assert equal(Federation(SITES[:5], tmp_path / "all", minimum=5).run(), SITES[:5])
-    with pytest.raises(TooFewSites, match="needs 5 sites here and 4 sent their updates"):
+    with refused(TooFewSites, "too_few_sites", values=["5 sites", "4 sent"]):
         Federation(SITES[:5], tmp_path / "four", minimum=5).run({"input": SITES[:1]})
 
 
 def test_two_sites_are_told_why_they_cannot(tmp_path: Path) -> None:
-    with pytest.raises(TooFewSites, match=r"needs 3 sites here and 2 answered: .* nothing was unmasked"):
+    with refused(TooFewSites, "too_few_sites", values=["3 sites", "2 answered"]):
         Federation(SITES[:2], tmp_path).run()
 
 

@@ -7,6 +7,7 @@ from typing import Literal
 import pytest
 import torch
 from secure_federation import NAME
+from support import refused
 
 from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.seeding import Seed
@@ -80,13 +81,13 @@ def test_float32_is_turned_in_its_own_memory_and_bfloat16_in_a_copy() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, 1.5, 11.0])
 def test_a_weight_that_the_sum_has_no_room_for_is_refused(weight: float) -> None:
-    with pytest.raises(TrainingError, match="a whole number from 1 to 10"):
+    with refused(TrainingError, "out_of_range", values=[f"{weight:g}", "1 to 10"]):
         summed(update(1.0, 1.0, 1.0, weight=weight))
 
 
 @pytest.mark.parametrize("tensors", [{}, {"w": torch.ones(2)}, {"w": torch.ones(3), "v": torch.ones(1)}])
 def test_other_tensors_than_were_agreed_are_refused(tensors: dict[str, torch.Tensor]) -> None:
-    with pytest.raises(FrameError, match="is not the one"):
+    with refused(FrameError, "not_agreed", values=[len(tensors)]):
         summed(Update(tensors, weight=1.0))
 
 

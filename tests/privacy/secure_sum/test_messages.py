@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 from secure_federation import NAME, SHAPES, ring_input
+from support import refused
 
 from fedstrata.core.errors import FrameError
 from fedstrata.core.types import Message
@@ -85,7 +86,7 @@ def test_a_message_comes_through_the_wire_as_it_was(said: Any) -> None:
 def test_no_message_is_read_as_another(said: Any) -> None:
     for other in MESSAGES:
         if type(other) is not type(said):
-            with pytest.raises(FrameError, match=f"a {kind_of(other)} of a secure sum is damaged"):
+            with refused(FrameError, "malformed_frame", values=[f"a {kind_of(other)} "]):
                 unpack(pack(said), type(other))
 
 
@@ -108,7 +109,6 @@ def changed(values: Any, path: tuple[Any, ...], new: Any) -> Any:
     return copy
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     said=st.sampled_from(MESSAGES),
     new=st.sampled_from([None, True, -1, 2**31, 1.0, "", [], {}, "\x00", [[1]], "é" * 200]),
@@ -134,13 +134,15 @@ def test_keys_hashes_and_shares_have_their_length_in_small_digits(said: Any) -> 
             found = found[key]
         if isinstance(found, str) and len(found) >= 64:
             for wrong in (found[2:], found + "00", found.upper(), found[:-1] + "g", found[:-1] + "\n"):
-                with pytest.raises(FrameError, match="match pattern"):
+                with refused(
+                    FrameError, "malformed_frame", values=["".join(f"{key}." for key in path)[:-1], "pattern"]
+                ):
                     unpack(Message({}, changed(values, path, wrong)), type(said))
 
 
 @pytest.mark.parametrize("said", MESSAGES, ids=kind_of)
 def test_a_field_too_many_is_refused(said: Any) -> None:
-    with pytest.raises(FrameError, match="Extra inputs"):
+    with refused(FrameError, "malformed_frame", values=["more: "]):
         unpack(Message({}, {**pack(said).values, "more": 1}), type(said))
 
 
@@ -162,14 +164,14 @@ def test_sites_are_in_order_and_each_once(said: Any, field: str) -> None:
     values: dict[str, Any] = dict(pack(said).values)
     entries = list(values[field])
     for wrong in (entries[::-1], [entries[0], *entries]):
-        with pytest.raises(FrameError, match="in order, each once"):
+        with refused(FrameError, "malformed_frame", values=[f"{field}: "]):
             unpack(Message({}, {**values, field: wrong}), type(said))
 
 
 @pytest.mark.parametrize("count", [2, 65])
 def test_a_roster_has_3_to_64_sites(count: int) -> None:
     bundles = [{**BUNDLES[0].model_dump(mode="json"), "site": f"{number:02d}"} for number in range(count)]
-    with pytest.raises(FrameError, match="bundles"):
+    with refused(FrameError, "malformed_frame", values=["bundles: "]):
         unpack(Message({}, {**pack(MESSAGES[1]).values, "bundles": bundles}), Roster)
 
 
@@ -184,9 +186,9 @@ def test_an_input_has_the_tensors_that_were_agreed() -> None:
         dict(reversed(tensors.items())),
     ]
     for each in wrong:
-        with pytest.raises(FrameError, match="tensors that are not the 3 of int32"):
+        with refused(FrameError, "not_agreed", values=[f"{len(each)} tensors", "the 3 "]):
             unpack(pack(said, each), MaskedInput, SHAPES)
-    with pytest.raises(FrameError, match="not the 0"):
+    with refused(FrameError, "not_agreed", values=["1 tensors", "the 0 "]):
         unpack(pack(MESSAGES[0], {"w": torch.zeros(1, dtype=torch.int32)}), KeyBundle)
 
 

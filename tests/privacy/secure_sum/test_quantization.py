@@ -7,9 +7,9 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import Same
+from support import Same, refused
 
 from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.seeding import Seed
@@ -37,7 +37,6 @@ BITS = (32, 24)
 EXTREMES = [Same(0.0), Same(1.0 - 2.0**-53)]
 
 
-@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**31),
     sites=st.integers(1, 64),
@@ -112,13 +111,13 @@ def test_no_second_copy_is_made() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_refused(value: float) -> None:
-    with pytest.raises(TrainingError, match="not finite"):
+    with refused(TrainingError, "diverged"):
         quantize_(torch.tensor([0.0, value]), 1.0, SecureRandomness())
 
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_bound_has_to_be_one(bound: float) -> None:
-    with pytest.raises(TrainingError, match="positive and finite"):
+    with refused(TrainingError, "out_of_range", values=[bound]):
         quantize_(torch.zeros(1), bound, SecureRandomness())
 
 
@@ -154,9 +153,9 @@ def test_numbers_add_up_under_masks_to_the_last_bit_of_a_millionth(sites: list[l
 @pytest.mark.parametrize("number", [-1, -1e-9, 1.1e15, float("nan"), float("inf")])
 def test_a_number_that_cannot_be_summed_is_refused(number: float) -> None:
     """The message goes to the server, and says nothing of the number: a model can be made to ask for one."""
-    with pytest.raises(TrainingError, match="cannot be summed under masks") as refused:
+    with refused(TrainingError, "out_of_range", values=["1e+15"]) as caught:
         number_elements([1, number])
-    assert str(number) not in str(refused.value)
+    assert str(number) not in str(caught.value)
 
 
 @pytest.mark.parametrize(("bits", "most"), [(32, LARGEST_WEIGHT), (24, 2**18 - 1)])
@@ -168,7 +167,7 @@ def test_weights_and_counts_are_exact_at_64_sites(bits: int, most: int) -> None:
     assert isinstance(counts, torch.Tensor)
     assert counts_in(counts, bits) == [MOST_SITES * most_counted(bits), 3 * MOST_SITES, 0]
     for examples in (0, -1, most + 1):
-        with pytest.raises(TrainingError, match=f"sum of {bits} bits: 1 to {most} can"):
+        with refused(TrainingError, "out_of_range", values=[examples, f"{bits} bits", f"1 to {most}"]):
             weight_element(examples, bits)
 
 
@@ -191,5 +190,5 @@ def test_elements_travel_without_what_is_above_their_ring(values: list[int], col
     "sent", [torch.zeros(5, dtype=torch.uint8), torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(6)]
 )
 def test_what_is_no_elements_of_24_bits_is_refused(sent: torch.Tensor) -> None:
-    with pytest.raises(FrameError, match="is not 2 elements of 3 bytes each"):
+    with refused(FrameError, "wrong_shape", values=["2 elements", "3 bytes"]):
         unpacked(sent, (2,), 24)

@@ -11,6 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from secure_federation import NAME
+from support import refused
 
 from fedstrata.privacy.secure_sum.keys import public_half
 from fedstrata.privacy.secure_sum.refusals import ForgedKeys, ForgedShares
@@ -34,13 +35,13 @@ def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int, ne
         assert combine({place: shares[place] for place in chosen}, needed) == secret
     for chosen in combinations(shares, needed - 1):
         few = {place: shares[place] for place in chosen}
-        with pytest.raises(ValueError, match=f"{needed - 1} shares, where {needed}"):
+        with pytest.raises(ValueError, match=f"{needed - 1} shares"):
             combine(few, needed)
         half = Shamir.combine([(place + 1, share[:16]) for place, share in few.items()])
         assert half != secret[:16], "whoever goes round the check learns nothing"
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 64), data=st.data())
 def test_shares_are_those_of_another_library(secret: bytes, sites: int, data: st.DataObject) -> None:
     needed = data.draw(st.integers(threshold(sites), sites))
@@ -57,11 +58,10 @@ def test_the_corner_of_64_sites() -> None:
     secret = os.urandom(32)
     shares = dict(enumerate(split(secret, 64, 43)))
     assert combine({place: shares[place] for place in range(21, 64)}, 43) == secret
-    with pytest.raises(ValueError, match="42 shares, where 43"):
+    with pytest.raises(ValueError, match="42 shares"):
         combine({place: shares[place] for place in range(22, 64)}, 43)
 
 
-@settings(max_examples=30, deadline=None)
 @given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 9), data=st.data())
 def test_a_share_that_was_changed_gives_another_secret(
     secret: bytes, sites: int, data: st.DataObject
@@ -89,7 +89,7 @@ def test_a_sealed_share_opens_only_for_its_receiver_sender_and_sum() -> None:
         (other, public_half(one), NAME, "a", "c", sealed),
         (other, public_half(one), NAME, "a", "b", damaged),
     ):
-        with pytest.raises(ForgedShares, match="nothing was released"):
+        with refused(ForgedShares, "forged_shares", values=[repr(sender), repr(receiver)]):
             unseal(key, public, name, sender, receiver, data)
 
 

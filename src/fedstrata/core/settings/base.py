@@ -6,6 +6,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from fedstrata.core.errors import SettingError
+
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
 NotNegative = Annotated[float, Field(ge=0.0)]
@@ -17,7 +19,7 @@ Count = Annotated[int, Field(ge=1)]
 def _distinct(names: list[str]) -> list[str]:
     """Returns names in their order in the alphabet: those of classes have no other."""
     if twice := [name for name, times in Counter(names).items() if times > 1]:
-        raise ValueError(f"names {twice[0]!r} twice")
+        raise SettingError(f"names {twice[0]!r} twice", "duplicate")
     return sorted(names)
 
 
@@ -33,10 +35,10 @@ class Settings(BaseModel):
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
         for misfit in self._misfits():
-            raise ValueError(misfit)
+            raise misfit
         return self
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         """Yields why values do not go together that are right each by itself; the first is told."""
         yield from ()
 

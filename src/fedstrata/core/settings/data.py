@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedstrata.core.errors import ConfigurationError, did_you_mean
+from fedstrata.core.errors import ConfigurationError, SettingError, did_you_mean
 from fedstrata.core.plugins import is_reference
 from fedstrata.core.settings.base import Count, Fraction, Part, Settings, idle_settings
 from fedstrata.core.settings.formats import ConllSettings, RelationTableSettings
@@ -36,10 +36,10 @@ class SplitSettings(Settings):
         "seed; no client trains on them.",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         total = self.train + self.validation + self.test
         if abs(total - 1.0) > 1e-6:
-            yield f"train + validation + test must be 1, not {total:g}"
+            yield SettingError(f"train + validation + test must be 1, not {total:g}", "conflict")
 
 
 class SyntheticSettings(Settings):
@@ -59,9 +59,12 @@ class SyntheticSettings(Settings):
     )
     seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.notes < self.sites:
-            yield f"notes must be at least {self.sites}, one for each of the sites, not {self.notes}"
+            yield SettingError(
+                f"notes must be at least {self.sites}, one for each of the sites, not {self.notes}",
+                "out_of_range",
+            )
 
 
 DISCHARGE_SUMMARY = "Discharge summary"
@@ -132,13 +135,17 @@ class ColumnSettings(Settings):
         default=None, description="The columns of CSV files that have no header, in order."
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if (self.tokens is None) != (self.tags is None):
-            yield "tokens and tags are two columns of one task: name both, or none"
+            yield SettingError("tokens and tags are two columns of one task: name both, or none", "missing")
         if self.tokens is not None and self.text_pair is not None:
-            yield "text_pair has no meaning with tokens, which are no pair of texts"
+            yield SettingError(
+                "text_pair has no meaning with tokens, which are no pair of texts", "no_effect"
+            )
         if self.separator is not None and self.labels is None:
-            yield "separator has no meaning without labels, the column that it divides"
+            yield SettingError(
+                "separator has no meaning without labels, the column that it divides", "no_effect"
+            )
 
 
 class LabelSettings(Settings):
@@ -207,11 +214,11 @@ def _known_format(name: str) -> str:
         READERS.find(name, "data.format")
     except ConfigurationError as error:
         if name in READERS.installed or is_reference(name):
-            raise ValueError(error.problems[0].message) from None
+            raise SettingError(error.problems[0].message, error.code) from None
         known = [*FORMATS, *READERS.installed]
         hint = did_you_mean(name, known, before="; ")
         allowed = f"must be one of {', '.join(map(repr, known))}, or package.module:Class"
-        raise ValueError(f"{allowed}, not {name!r}{hint}") from None
+        raise SettingError(f"{allowed}, not {name!r}{hint}", "unknown_name") from None
     return name
 
 
@@ -278,7 +285,7 @@ class CorpusSettings(Settings):
     )
     labels: LabelSettings = LabelSettings()
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         owners = {
             "synthetic": ("synthetic",),
             "mimic": ("mimic",),
@@ -297,43 +304,58 @@ class CorpusSettings(Settings):
             for name, formats in idle_settings(self, self.format, owners).items()
         ]
         if idle:
-            yield "; ".join(idle)
+            yield SettingError("; ".join(idle), "no_effect")
         if self.format not in FORMATS:
             yield from self._misfits_of_reader()
         if self.files is not None:
             yield from self._misfits_of_files(self.files)
         elif self.format != "synthetic" and not self.path:
-            yield f"data.path must name a file or folder when data.format is {self.format!r}"
+            yield SettingError(
+                f"data.path must name a file or folder when data.format is {self.format!r}", "missing"
+            )
         if self.format == "synthetic" and self.path:
-            yield f"data.path={self.path!r} has no meaning when data.format is 'synthetic'"
+            yield SettingError(
+                f"data.path={self.path!r} has no meaning when data.format is 'synthetic'", "no_effect"
+            )
 
-    def _misfits_of_files(self, files: Files) -> Iterator[str]:
+    def _misfits_of_files(self, files: Files) -> Iterator[SettingError]:
         if self.format in WITHOUT_PARTS:
             have = f"data.format {self.format!r}, which has no files of a part"
-            yield f"data.files has no meaning with {have}; data.split divides its documents"
+            yield SettingError(
+                f"data.files has no meaning with {have}; data.split divides its documents", "no_effect"
+            )
         if self.path:
-            yield "data.files and data.path both say where the documents are: set one of them"
+            yield SettingError(
+                "data.files and data.path both say where the documents are: set one of them", "conflict"
+            )
         if self.dataset != DatasetSettings():
-            yield "data.dataset has no meaning with data.files, which says what the parts are"
+            yield SettingError(
+                "data.dataset has no meaning with data.files, which says what the parts are", "no_effect"
+            )
         named = [
             (f"data.files.{part}", place, Path(place).expanduser().resolve()) for part, place in listed(files)
         ]
         for (one, first, mine), (other, second, its) in combinations(named, 2):
             where = one if one == other else f"{one} and {other}"
             if mine == its:
-                yield f"{where} name {second!r} twice: a document is of one part, and read once"
+                yield SettingError(
+                    f"{where} name {second!r} twice: a document is of one part, and read once", "duplicate"
+                )
             elif mine in its.parents or its in mine.parents:
                 inner, outer = (second, first) if mine in its.parents else (first, second)
-                yield f"{where} name {inner!r}, which lies in {outer!r}, named too: it would be read twice"
+                yield SettingError(
+                    f"{where} name {inner!r}, which lies in {outer!r}, named too: it would be read twice",
+                    "duplicate",
+                )
 
-    def _misfits_of_reader(self) -> Iterator[str]:
+    def _misfits_of_reader(self) -> Iterator[SettingError]:
         try:
             reader_of(self.format, self.reader)
         except ValidationError as error:
             wrong = (
                 f"data.reader.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
             )
-            yield f"{self.format} cannot be read so: {'; '.join(wrong)}"
+            yield SettingError(f"{self.format} cannot be read so: {'; '.join(wrong)}", "invalid")
 
 
 class DataSettings(CorpusSettings):
@@ -361,10 +383,15 @@ class DataSettings(CorpusSettings):
         "each, with the settings of `data` above.",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         yield from super()._misfits()
         if self.files is not None and "train" not in self.files:
             parts = ", ".join(self.files) or "no part"
-            yield f"data.files must name what is trained on, train, and names {parts}"
+            yield SettingError(
+                f"data.files must name what is trained on, train, and names {parts}", "missing"
+            )
         if self.limit is not None and self.format == "synthetic":
-            yield "data.limit has no meaning with data.format 'synthetic': data.synthetic.notes says how many"
+            yield SettingError(
+                "data.limit has no meaning with data.format 'synthetic': data.synthetic.notes says how many",
+                "no_effect",
+            )

@@ -18,6 +18,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Fraction, Positive, Settings
 
 DRAWN = "drawn"
@@ -94,9 +95,11 @@ class BandwidthSettings(Settings):
     low: Positive = 1.0
     high: Positive = 100.0
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.low > self.high:
-            yield f"low must be at most high ({self.high:g} megabits a second), not {self.low:g}"
+            yield SettingError(
+                f"low must be at most high ({self.high:g} megabits a second), not {self.low:g}", "conflict"
+            )
 
 
 class DeviceSettings(Settings):
@@ -134,9 +137,11 @@ class DeviceSettings(Settings):
     @classmethod
     def _known_shape(cls, value: str | dict[str, Any] | None) -> Any:
         if isinstance(value, str) and value not in SHAPES:
-            raise ValueError(f"must be one of {', '.join(SHAPES)}, or a configuration, not {value!r}")
+            raise SettingError(
+                f"must be one of {', '.join(SHAPES)}, or a configuration, not {value!r}", "unknown_name"
+            )
         if isinstance(value, dict) and "model_type" not in value:
-            raise ValueError("a configuration must say its model_type")
+            raise SettingError("a configuration must say its model_type", "missing")
         return value
 
     @property
@@ -148,22 +153,27 @@ class DeviceSettings(Settings):
     @classmethod
     def _new_names(cls, value: dict[str, Mode]) -> dict[str, Mode]:
         if taken := sorted(value.keys() & PROFILES.keys()):
-            raise ValueError(f"{', '.join(taken)} is a device that there is already; choose another name")
+            raise SettingError(
+                f"{', '.join(taken)} is a device that there is already; choose another name", "duplicate"
+            )
         return value
 
     @field_validator("profiles")
     @classmethod
     def _known_profiles(cls, value: str | dict[str, float], info: ValidationInfo) -> Any:
         if not value:
-            raise ValueError("must name a device, or devices with the shares of the clients that have them")
+            raise SettingError(
+                "must name a device, or devices with the shares of the clients that have them", "missing"
+            )
         if "custom" not in info.data:  # wrong itself, and said so
             return value
         known = [*PROFILES, *info.data["custom"]]
         unknown = [name for name in ([value] if isinstance(value, str) else value) if name not in known]
         if unknown:
-            raise ValueError(
+            raise SettingError(
                 f"each must be one of {', '.join(known)}, or be defined in devices.custom; there is no "
-                f"{' and no '.join(map(repr, unknown))}"
+                f"{' and no '.join(map(repr, unknown))}",
+                "unknown_name",
             )
         return value
 
@@ -176,14 +186,14 @@ class DeviceSettings(Settings):
             problems = [_no_mode(name, mode) for name, mode in value.items() if name in used]
             idle = [repr(name) for name in value if profiles and name not in used]
             what = f"devices.profiles has {', '.join(sorted(used)) or 'none'} of those that have modes"
-            problems += [f"{what}, not {' and not '.join(idle)}"] if idle else []
+            problems += [SettingError(f"{what}, not {' and not '.join(idle)}", "no_effect")] if idle else []
         elif used or value == DRAWN:
             problems = [_no_mode(name, value) for name in sorted(used)]
         else:
             known = any(value in modes for modes in PROFILES.values())
-            problems = [] if known else [f"{value!r} is no mode of any device"]
+            problems = [] if known else [SettingError(f"{value!r} is no mode of any device", "unknown_name")]
         if problems := [problem for problem in problems if problem]:
-            raise ValueError("; ".join(problems))
+            raise SettingError("; ".join(map(str, problems)), problems[0].code)
         return value
 
     @property
@@ -207,8 +217,9 @@ class DeviceSettings(Settings):
         return self.bandwidth, self.bandwidth
 
 
-def _no_mode(profile: str, mode: str) -> str:
+def _no_mode(profile: str, mode: str) -> SettingError | None:
     """Says that a device has no such mode; nothing if it has."""
     if mode in {*PROFILES[profile], DRAWN}:
-        return ""
-    return f"{mode!r} is no mode of {profile}, which has {', '.join(PROFILES[profile])} or {DRAWN}"
+        return None
+    message = f"{mode!r} is no mode of {profile}, which has {', '.join(PROFILES[profile])} or {DRAWN}"
+    return SettingError(message, "unknown_name")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Count, Fraction, Part, Positive, Settings
 
 DATA_CORRUPTIONS = ("shuffled_labels", "shuffled_tokens", "label_flips")
@@ -43,17 +44,26 @@ class CorruptSettings(Settings):
         "examples); which ones is drawn by the seed.",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.share and self.clients is not None:
-            yield "share and clients both name the corrupt clients: set one of them"
+            yield SettingError("share and clients both name the corrupt clients: set one of them", "conflict")
         if self.portion < 1 and not self.names_clients:
-            yield f"portion={self.portion:g} has no meaning without corrupt clients (share or clients)"
+            yield SettingError(
+                f"portion={self.portion:g} has no meaning without corrupt clients (share or clients)",
+                "no_effect",
+            )
         if self.portion < 1 and self.kind in UPDATE_CORRUPTIONS:
             of_data = ", ".join(DATA_CORRUPTIONS)
-            yield f"portion={self.portion:g} has no meaning with kind {self.kind!r}; it is for {of_data}"
+            yield SettingError(
+                f"portion={self.portion:g} has no meaning with kind {self.kind!r}; it is for {of_data}",
+                "no_effect",
+            )
         if self.strength is not None and self.kind in DATA_CORRUPTIONS:
             of_updates = ", ".join(UPDATE_CORRUPTIONS)
-            yield f"strength={self.strength:g} has no meaning with kind {self.kind!r}; it is for {of_updates}"
+            yield SettingError(
+                f"strength={self.strength:g} has no meaning with kind {self.kind!r}; it is for {of_updates}",
+                "no_effect",
+            )
 
     @property
     def names_clients(self) -> bool:

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Count, Settings
 
 Separator = Annotated[str, Field(min_length=1, max_length=1)]
@@ -21,9 +22,9 @@ class ConllSettings(Settings):
         "tabs, or blanks in a file whose first token line has no tab.",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.token == self.tag:
-            yield f"token and tag are two columns, and both are {self.token}"
+            yield SettingError(f"token and tag are two columns, and both are {self.token}", "conflict")
 
 
 class RelationTableSettings(Settings):
@@ -83,12 +84,20 @@ class RelationTableSettings(Settings):
         own = [self.text, self.head, self.tail, *(self.offsets or ()), self.relation, self.id, self.patient]
         return [column for column in own if column is not None]
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         four = {name: getattr(self, name) for name in ("head_start", "head_end", "tail_start", "tail_end")}
         missing = [name for name, column in four.items() if column is None]
         if 0 < len(missing) < len(four):
-            yield f"head_start, head_end, tail_start and tail_end go together, and there is no {missing[0]}"
+            yield SettingError(
+                f"head_start, head_end, tail_start and tail_end go together, and there is no {missing[0]}",
+                "missing",
+            )
         if self.relation is not None and self.relation_type != "related":
-            yield "relation_type has no meaning with relation, the column that says it"
+            yield SettingError(
+                "relation_type has no meaning with relation, the column that says it", "no_effect"
+            )
         if self.names is not None and (absent := [name for name in self.columns if name not in self.names]):
-            yield f"names has no {', '.join(map(repr, absent))}; it has {', '.join(map(repr, self.names))}"
+            yield SettingError(
+                f"names has no {', '.join(map(repr, absent))}; it has {', '.join(map(repr, self.names))}",
+                "unknown_name",
+            )

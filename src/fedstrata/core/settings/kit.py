@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Count, Settings
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
@@ -28,10 +29,13 @@ class KitSettings(Settings):
     server: str | None = Field(default=None, description="Where the site calls the server, `HOST:PORT`.")
     listen: str | None = Field(default=None, description="Where the server listens, `HOST:PORT`.")
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         site, server = self.client is not None, self.server is not None
         if site != server or server == (self.listen is not None):
-            yield "a site's kit has client and server, the server's has listen, and no kit has all three"
+            yield SettingError(
+                "a site's kit has client and server, the server's has listen, and no kit has all three",
+                "conflict",
+            )
 
 
 class FederationSettings(Settings):
@@ -41,9 +45,9 @@ class FederationSettings(Settings):
     server: str = Field(description="Where sites call the server, `HOST:PORT`.")
     days: Count = Field(le=MOST_DAYS, description="Days for which a certificate holds.")
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if fault := address_fault(self.server):
-            yield f"server {fault}"
+            yield SettingError(f"server {fault}", "wrong_form")
 
 
 def address_fault(address: str) -> str:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Settings
 
 BYTE_VOCABULARY = 258
@@ -28,11 +29,16 @@ class TrainedTokenizer(Settings):
         "tokenised already (words).",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.train == "bytes" and self.vocabulary < BYTE_VOCABULARY:
-            yield f"vocabulary must be at least {BYTE_VOCABULARY} with train 'bytes', not {self.vocabulary}"
+            yield SettingError(
+                f"vocabulary must be at least {BYTE_VOCABULARY} with train 'bytes', not {self.vocabulary}",
+                "out_of_range",
+            )
         if self.train == "bytes" and self.split != "punctuation":
-            yield f"split={self.split!r} has no meaning with train 'bytes'; it belongs to 'words'"
+            yield SettingError(
+                f"split={self.split!r} has no meaning with train 'bytes'; it belongs to 'words'", "no_effect"
+            )
 
 
 class ModelSettings(Settings):
@@ -92,13 +98,20 @@ class ModelSettings(Settings):
             return self.name
         return f"{self.config.get('model_type', self.name)} with random weights"
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.quantization is not None and self.init == "random":
-            yield f"quantization={self.quantization!r} needs `init: pretrained`, weights to quantize"
+            yield SettingError(
+                f"quantization={self.quantization!r} needs `init: pretrained`, weights to quantize",
+                "conflict",
+            )
         if self.vocabulary is not None and self.init == "random":
-            yield "vocabulary needs `init: pretrained`: a new model has the vocabulary that config names"
+            yield SettingError(
+                "vocabulary needs `init: pretrained`: a new model has the vocabulary that config names",
+                "conflict",
+            )
         if isinstance(self.tokenizer, TrainedTokenizer) and self.init != "random":
-            yield (
+            yield SettingError(
                 "a tokenizer that is built from the training texts (model.tokenizer.train) needs "
-                f"`init: random`, since weights know their own tokens; init is {self.init!r}"
+                f"`init: random`, since weights know their own tokens; init is {self.init!r}",
+                "conflict",
             )

@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Count, Fraction, Positive, Settings, idle_settings
 
 
@@ -29,9 +30,11 @@ class PartitionSettings(Settings):
         default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.by != "site" and self.clients is None:
-            yield f"clients must be set (1 or more) when documents are partitioned by {self.by!r}"
+            yield SettingError(
+                f"clients must be set (1 or more) when documents are partitioned by {self.by!r}", "missing"
+            )
         owners = {"alpha": ("dirichlet", "dirichlet_equal", "quantity"), "lean": ("speciality",)}
         fields = type(self).model_fields
         idle = [
@@ -40,4 +43,4 @@ class PartitionSettings(Settings):
             for name, rules in idle_settings(self, self.by, owners).items()
         ]
         if idle:
-            yield "; ".join(idle)
+            yield SettingError("; ".join(idle), "no_effect")

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Count, NotNegative, Positive, Settings, idle_settings
 
 LEAST_SITES, MOST_SITES = 3, 64
@@ -37,9 +38,12 @@ class BudgetSettings(Settings):
         "If not, equal names at sites that share the file are one patient.",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.path.endswith(".key"):
-            yield f"path must not end in .key, where the key of its pseudonyms lies, unlike {self.path!r}"
+            yield SettingError(
+                f"path must not end in .key, where the key of its pseudonyms lies, unlike {self.path!r}",
+                "wrong_form",
+            )
 
 
 class PrivacySettings(Settings):
@@ -158,16 +162,16 @@ class PrivacySettings(Settings):
         units = self.units or {}
         return sum(units.values()) if pooled else units[client]
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if misfits := [
             *self._idle(),
             *self._missing(),
             *self._beyond_declared(),
             *self._unbounded(),
         ]:
-            yield "; ".join(misfits)
+            yield SettingError("; ".join(map(str, misfits)), misfits[0].code)
 
-    def _idle(self) -> Iterator[str]:
+    def _idle(self) -> Iterator[SettingError]:
         """Yields what has no effect with this mechanism."""
         both = ("epsilon", "delta", "sigma", "clip", "spare_turns", "noise")
         local = ("unit", "units", "windows", "expected_batch", "steps", "scores")
@@ -176,14 +180,18 @@ class PrivacySettings(Settings):
         if self.secure_aggregation:
             del owners["scores"]  # of a client that tells nothing else either
         for name, choices in idle_settings(self, self.mechanism, owners).items():
-            yield f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}"
+            yield SettingError(
+                f"{name} has no meaning with mechanism {self.mechanism!r}; it is for {' or '.join(choices)}",
+                "no_effect",
+            )
         summed = {name: ["True"] for name in ("range", "ring", "weights", "survivors")}
         for name in idle_settings(self, str(self.secure_aggregation), summed):
-            yield f"{name} has no meaning without secure_aggregation: true"
+            yield SettingError(f"{name} has no meaning without secure_aggregation: true", "no_effect")
         if self.secure_aggregation and self.mechanism == "central":
-            yield (
+            yield SettingError(
                 "secure_aggregation does not go with mechanism 'central', whose server clips single updates; "
-                "use mechanism 'local' or 'joint', or leave one of the two out"
+                "use mechanism 'local' or 'joint', or leave one of the two out",
+                "conflict",
             )
         masked = {
             "range": "clip bounds what is summed",
@@ -192,51 +200,78 @@ class PrivacySettings(Settings):
         }
         if self.mechanism == "joint":
             for name in idle_settings(self, "joint", {key: ["none"] for key in masked}):
-                yield f"{name} has no meaning with mechanism 'joint': {masked[name]}"
+                yield SettingError(
+                    f"{name} has no meaning with mechanism 'joint': {masked[name]}", "no_effect"
+                )
 
-    def _missing(self) -> Iterator[str]:
+    def _missing(self) -> Iterator[SettingError]:
         """Yields what a mechanism cannot do without."""
         if self.mechanism == "none":
             return
         steps = ("steps",) if self.mechanism == "local" else ()
         needed = ("delta", *(("units", "expected_batch", *steps) if self.by_unit else ()))
         if self.mechanism == "joint" and not self.secure_aggregation:
-            yield "mechanism 'joint' needs secure_aggregation: true; a share of the noise hides nothing alone"
+            yield SettingError(
+                "mechanism 'joint' needs secure_aggregation: true; a share of the noise hides nothing alone",
+                "conflict",
+            )
         if self.mechanism == "joint" and self.steps not in {None, 1}:
-            yield f"mechanism 'joint' takes one step a round: steps must be 1 or left out, not {self.steps}"
+            yield SettingError(
+                f"mechanism 'joint' takes one step a round: steps must be 1 or left out, not {self.steps}",
+                "out_of_range",
+            )
         if missing := [name for name in needed if getattr(self, name) is None]:
-            yield f"mechanism {self.mechanism!r} needs {', '.join(missing)}"
+            yield SettingError(f"mechanism {self.mechanism!r} needs {', '.join(missing)}", "missing")
         if (self.epsilon is None) == (self.sigma is None):
-            yield f"give epsilon, or sigma in its place, not {'none' if self.sigma is None else 'both'}"
+            yield SettingError(
+                f"give epsilon, or sigma in its place, not {'none' if self.sigma is None else 'both'}",
+                "missing" if self.sigma is None else "conflict",
+            )
 
-    def _unbounded(self) -> Iterator[str]:
+    def _unbounded(self) -> Iterator[SettingError]:
         """Yields why a budget cannot be kept, if it cannot."""
         if self.bounded_by is None:
             return
         if self.mechanism == "none":
-            yield "budget: nothing bounds what a run of mechanism 'none' spends; use 'local', or no budget"
+            yield SettingError(
+                "budget: nothing bounds what a run of mechanism 'none' spends; use 'local', or no budget",
+                "unbounded",
+            )
         elif self.mechanism == "central":
-            yield "budget: with mechanism 'central' a change leaves its site as it is; use 'local'"
+            yield SettingError(
+                "budget: with mechanism 'central' a change leaves its site as it is; use 'local'", "unbounded"
+            )
         if self.sigma == 0.0:
-            yield "budget: without noise (sigma 0) a run spends without bound; use epsilon, or no budget"
+            yield SettingError(
+                "budget: without noise (sigma 0) a run spends without bound; use epsilon, or no budget",
+                "unbounded",
+            )
         if self.noise == "seeded":
-            yield "budget: noise 'seeded' can be taken off again, and protects nobody; use 'secure'"
+            yield SettingError(
+                "budget: noise 'seeded' can be taken off again, and protects nobody; use 'secure'",
+                "unbounded",
+            )
         if self.unit == "window":
-            yield "budget: a window of one run is none of another's; use unit 'patient' or 'document'"
+            yield SettingError(
+                "budget: a window of one run is none of another's; use unit 'patient' or 'document'",
+                "unbounded",
+            )
 
-    def _beyond_declared(self) -> Iterator[str]:
+    def _beyond_declared(self) -> Iterator[SettingError]:
         """Yields what does not go with the units that are declared."""
         most = max((self.units or {}).values(), default=0)
         if self.delta is not None and (
             fault := delta_fault(self.delta, most, "units that a client declares")
         ):
-            yield f"delta {fault}"
+            yield SettingError(f"delta {fault}", "out_of_range")
         if (own := self.bounded_by) is not None and own.delta * most >= 1.0:
-            yield f"budget.delta must be below 1/{most}, as delta, not {own.delta:g}"
+            yield SettingError(
+                f"budget.delta must be below 1/{most}, as delta, not {own.delta:g}", "out_of_range"
+            )
         for name, count in (self.units or {}).items():
             if self.expected_batch is not None and count < self.expected_batch:
                 least = f"expected_batch ({self.expected_batch})"
-                yield f"units of {name!r} must be at least {least}, not {count}"
+                yield SettingError(f"units of {name!r} must be at least {least}, not {count}", "out_of_range")
 
 
 def delta_fault(delta: float, count: int, of: str) -> str:

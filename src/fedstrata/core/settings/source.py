@@ -50,13 +50,13 @@ class Source:
             path = path.rpartition(".")[0]
         return ""
 
-    def problem(self, path: str, message: str) -> Problem:
+    def problem(self, path: str, message: str, code: str) -> Problem:
         """Returns a problem with this setting that says where it was set."""
-        return Problem(path, message, self.origin(path))
+        return Problem(path, message, self.origin(path), code=code)
 
     def located(self, problems: Iterable[Problem]) -> list[Problem]:
         """Returns problems found elsewhere, each with the place its setting was set."""
-        return [self.problem(problem.path, problem.message) for problem in problems]
+        return [self.problem(problem.path, problem.message, problem.code) for problem in problems]
 
 
 def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
@@ -72,20 +72,34 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
             with file.open("rb") as opened:
                 values = plain_values(opened.read(LARGEST + 1), file.name, source.origins)
             if values is not None and not isinstance(values, dict):
-                problems.append(Problem("", f"{file} must hold settings as `key: value`"))
+                problems.append(Problem("", f"{file} must hold settings as `key: value`", code="wrong_type"))
             source.values = values if isinstance(values, dict) else {}
         except IsADirectoryError:
             kit = (
                 "; a federation's kit is for fedstrata serve or join" if (file / "kit.yaml").exists() else ""
             )
-            problems.append(Problem("", f"{file} is a folder and no configuration{kit}"))
+            problems.append(
+                Problem(
+                    "",
+                    f"{file} is a folder and no configuration{kit}",
+                    code="wrong_kit" if kit else "unreadable",
+                )
+            )
         except OSError as error:
-            problems.append(Problem("", f"cannot read the configuration {file}: {error.strerror}"))
+            problems.append(
+                Problem(
+                    "",
+                    f"cannot read the configuration {file}: {error.strerror}",
+                    code="not_found" if isinstance(error, FileNotFoundError) else "unreadable",
+                )
+            )
         except UnicodeDecodeError as error:
             line = 1 + error.object.count(b"\n", 0, error.start)
-            problems.append(Problem("", f"{file} is no text in UTF-8: line {line} holds other bytes"))
+            problems.append(
+                Problem("", f"{file} is no text in UTF-8: line {line} holds other bytes", code="not_utf8")
+            )
         except YAMLError as error:
-            problems.append(Problem("", f"{file} is not valid YAML: {told(error)}"))
+            problems.append(Problem("", f"{file} is not valid YAML: {told(error)}", code="not_yaml"))
     for override in overrides:
         problem = apply_override(override, source)
         if problem:
@@ -124,12 +138,12 @@ def apply_override(override: str, source: Source) -> Problem | None:
     path, equals, text = override.partition("=")
     if not equals or not path or any(not part for part in path.split(".")) or path.count(".") > DEEPEST:
         message = f"an override must look like key.path=value, not {shortened(override)}"
-        return Problem("", message, COMMAND_LINE)
+        return Problem("", message, COMMAND_LINE, code="wrong_form")
     try:
         value = plain_values(text)
     except YAMLError as error:
         why = told(error).removeprefix("line 1: ")
-        return Problem(path, f"{shortened(text)} is not a YAML value: {why}", COMMAND_LINE)
+        return Problem(path, f"{shortened(text)} is not a YAML value: {why}", COMMAND_LINE, code="not_yaml")
     return assign(source, path, value, COMMAND_LINE)
 
 
@@ -148,13 +162,27 @@ def assign(source: Source, path: str, value: Any, origin: str) -> Problem | None
         inner = node.setdefault(section, {})
         if not isinstance(inner, dict):
             here = ".".join(sections[: depth + 1])
-            return Problem(path, f"{here} is a single value and has no settings in it", origin)
+            return Problem(
+                path, f"{here} is a single value and has no settings in it", origin, code="wrong_type"
+            )
         node = inner
     node[key] = value
     for known in [known for known in source.origins if known.startswith(f"{path}.")]:
         del source.origins[known]
     source.origins[path] = origin
     return None
+
+
+_CODES = {
+    "missing": "missing",
+    "union_tag_not_found": "missing",
+    "extra_forbidden": "unknown_key",
+    "union_tag_invalid": "unknown_name",
+    "literal_error": "unknown_name",
+    "enum": "unknown_name",
+    "string_pattern_mismatch": "wrong_form",
+}
+"""Our codes for pydantic's types of errors; see `_code` for the rest."""
 
 
 def validate(
@@ -199,8 +227,9 @@ def _problems(
         if any(other[: len(names)] == names and len(other) > len(names) for other in found):
             continue  # another alternative of the type came further and says more
         path = ".".join([*filter(None, [section]), *names])
-        message = _message(model, names, items, values)
-        problems.append(Problem(path, message, _origin(source, path, message)))
+        ordered = sorted(items, key=lambda item: item["type"] != "value_error")  # it says the most
+        message = _message(model, names, ordered, values)
+        problems.append(Problem(path, message, _origin(source, path, message), code=_code(ordered[0])))
     return problems
 
 
@@ -236,8 +265,6 @@ def _message(
     model: type[BaseModel], names: Sequence[str], items: Sequence[Mapping[str, Any]], values: Any
 ) -> str:
     """Says what is wrong with one setting and what is allowed."""
-    # What is wrong within one alternative of a type says more than that it is none of the others.
-    items = sorted(items, key=lambda item: item["type"] != "value_error")
     kind = items[0]["type"]
     if kind == "extra_forbidden":
         return _unknown_key(model, names, values)
@@ -263,6 +290,18 @@ def _message(
     for name, plain in _PLAIN.items():
         wanted = wanted.replace(f"a valid {name}", plain)
     return f"must be {wanted}, not {_given(items[0]['input'])}"
+
+
+def _code(item: Mapping[str, Any]) -> str:
+    """Returns our code for one of pydantic's errors."""
+    kind: str = item["type"]
+    if kind == "value_error":
+        return getattr(item["ctx"]["error"], "code", "invalid")
+    if kind in _CODES:
+        return _CODES[kind]
+    if kind.startswith(("greater_than", "less_than", "too_", "string_too", "finite_number")):
+        return "out_of_range"
+    return "wrong_type" if kind.endswith(("_type", "_parsing", "_from_float")) else "invalid"
 
 
 def _given(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.source import (
     COMMAND_LINE,
@@ -36,7 +36,7 @@ LONGEST_NAME = 120
 def _distinct(values: list[Any]) -> list[Any]:
     twice = [value for index, value in enumerate(values) if value in values[:index]]
     if twice:
-        raise ValueError(f"must name each once; {', '.join(map(repr, twice))} is there again")
+        raise SettingError(f"must name each once; {', '.join(map(repr, twice))} is there again", "duplicate")
     return values
 
 
@@ -54,7 +54,7 @@ class TuneSettings(Settings):
     @classmethod
     def _a_choice(cls, values: list[Any]) -> list[Any]:
         if len(values) < 2:
-            raise ValueError(f"must be two values or more to choose from, not {values!r}")
+            raise SettingError(f"must be two values or more to choose from, not {values!r}", "out_of_range")
         _distinct([folder_name(str(value)) for value in values])  # each has a folder of its own
         return _distinct(values)
 
@@ -98,7 +98,7 @@ class SweepSettings(Settings):
     @classmethod
     def _once_each(cls, values: list[Any] | None) -> list[Any] | None:
         if values is not None and not values:
-            raise ValueError("must name at least one")
+            raise SettingError("must name at least one", "missing")
         return values and _distinct(values)
 
 
@@ -148,7 +148,7 @@ def read_sweep(files: Sequence[Path], overrides: Sequence[str]) -> Sweep:
         ConfigurationError: A file cannot be read, or the description is wrong in itself; all its problems.
     """
     if not files:
-        raise ConfigurationError([Problem("", "name a configuration, or several to compare")])
+        raise ConfigurationError([Problem("", "name a configuration, or several to compare", code="missing")])
     own = [override for override in overrides if override.startswith(f"{SECTION}.")]
     sources: list[Source] = []
     problems: list[Problem] = []
@@ -177,11 +177,13 @@ def sweep_of(files: Mapping[str, Source], overrides: Sequence[str] = ()) -> Swee
     for file, source in files.items():
         if several and source.origins.get(SECTION, COMMAND_LINE) != COMMAND_LINE:
             message = f"{file} describes several runs itself; compare such a file alone"
-            problems.append(source.problem(SECTION, message))
+            problems.append(source.problem(SECTION, message, "conflict"))
     if settings is None or problems:
         raise ConfigurationError(problems)
     if several and settings.rows:
-        problems.append(first.problem(f"{SECTION}.rows", "every file is a row when several are given"))
+        problems.append(
+            first.problem(f"{SECTION}.rows", "every file is a row when several are given", "conflict")
+        )
     rows = bases = [_base(file, source) for file, source in files.items()]
     if settings.rows:
         rows = [_row(bases[0].source, name, values or {}, first) for name, values in settings.rows.items()]
@@ -270,7 +272,7 @@ def _choices(grid: Mapping[str, Any], file: Source, problems: list[Problem]) -> 
     for path, values in choices.items():
         if not isinstance(values, list) or not values:
             message = f"must be a list of values to try, not {values!r}"
-            problems.append(file.problem(f"{SECTION}.grid.{path}", message))
+            problems.append(file.problem(f"{SECTION}.grid.{path}", message, "wrong_type"))
     return {path: values for path, values in choices.items() if isinstance(values, list)}
 
 
@@ -293,11 +295,11 @@ def _own_seeds(
     """Yields a problem wherever a row would have a seed of its own."""
     message = "rows share the seeds of the comparison: sweep.seeds, or --seeds"
     if any(override.partition("=")[0] == "seed" for override in overrides):
-        yield Problem("seed", message, COMMAND_LINE)
+        yield Problem("seed", message, COMMAND_LINE, code="conflict")
     places = [f"rows.{name}.seed" for name, values in settings.rows.items() if "seed" in (values or {})]
     places += ["grid.seed"] if "seed" in choices else []
     places += ["tune.setting"] if settings.tune and settings.tune.setting == "seed" else []
-    yield from (file.problem(f"{SECTION}.{place}", message) for place in places)
+    yield from (file.problem(f"{SECTION}.{place}", message, "conflict") for place in places)
 
 
 def _without_others(settings: SweepSettings, names: Set[str]) -> SweepSettings:
@@ -315,10 +317,10 @@ def _wrong_names(rows: Sequence[Row], file: Source) -> Iterator[Problem]:
         path = f"{SECTION}.rows.{row.name}"
         if not row.folder or len(row.name) > LONGEST_NAME:
             message = f"a row's name needs a letter or digit and at most {LONGEST_NAME} characters"
-            yield file.problem(path, message)
+            yield file.problem(path, message, "wrong_form")
         elif row.folder.casefold() in seen:
             message = f"{row.name!r} and {seen[row.folder.casefold()]!r} would share one folder; rename one"
-            yield file.problem(path, message)
+            yield file.problem(path, message, "duplicate")
         seen.setdefault(row.folder.casefold(), row.name)
 
 
@@ -326,7 +328,7 @@ def _wrong_floors(settings: SweepSettings, rows: Sequence[Row], file: Source) ->
     """Yields a problem for every floor that is no row, and one where nothing but floors is compared."""
     yield from _no_rows("floors", settings.floors, rows, file)
     if rows and {row.name for row in rows} <= set(settings.floors):
-        yield file.problem(f"{SECTION}.floors", "must leave a row that is none")
+        yield file.problem(f"{SECTION}.floors", "must leave a row that is none", "conflict")
 
 
 def _wrong_baseline(settings: SweepSettings, rows: Sequence[Row], file: Source) -> Iterator[Problem]:
@@ -336,10 +338,12 @@ def _wrong_baseline(settings: SweepSettings, rows: Sequence[Row], file: Source) 
     if not settings.p_values:
         return
     if settings.baseline is None:
-        yield file.problem(f"{SECTION}.p_values", f"needs a row to compare with: set {SECTION}.baseline")
+        yield file.problem(
+            f"{SECTION}.p_values", f"needs a row to compare with: set {SECTION}.baseline", "missing"
+        )
     if len(settings.seeds) < 2:
         message = f"needs two seeds or more, not {len(settings.seeds)}: set {SECTION}.seeds"
-        yield file.problem(f"{SECTION}.p_values", message)
+        yield file.problem(f"{SECTION}.p_values", message, "out_of_range")
 
 
 def _no_rows(setting: str, names: Sequence[str], rows: Sequence[Row], file: Source) -> Iterator[Problem]:
@@ -348,4 +352,4 @@ def _no_rows(setting: str, names: Sequence[str], rows: Sequence[Row], file: Sour
     for name in names:
         if name not in known:
             message = f"there is no row {name!r}; there are {', '.join(map(repr, known))}"
-            yield file.problem(f"{SECTION}.{setting}", message)
+            yield file.problem(f"{SECTION}.{setting}", message, "unknown_name")

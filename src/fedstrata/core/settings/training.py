@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from fedstrata.core.errors import SettingError
 from fedstrata.core.settings.base import Count, NotNegative, Part, Positive, Settings
 
 
@@ -60,8 +61,14 @@ class TrainingSettings(Settings):
         description="Disk it may take, all clients of a run together; without it where it is less.",
     )
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if self.momentum and self.optimizer != "sgd":
-            yield f"momentum={self.momentum:g} has no meaning with optimizer {self.optimizer!r}; use sgd"
+            yield SettingError(
+                f"momentum={self.momentum:g} has no meaning with optimizer {self.optimizer!r}; use sgd",
+                "no_effect",
+            )
         if self.frozen_dropout == "on" and self.cache != "off":
-            yield "frozen_dropout=on draws other states every time, and none can be kept: set cache to off"
+            yield SettingError(
+                "frozen_dropout=on draws other states every time, and none can be kept: set cache to off",
+                "conflict",
+            )

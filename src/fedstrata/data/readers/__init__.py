@@ -99,13 +99,19 @@ def format_of(reader: Reader) -> Format:
         try:
             for document in reader.read(source.path, source.annotations):
                 if not isinstance(document, Document):
-                    raise DataError(source.path, f"its reader gave {type(document).__name__}, no Document")
+                    raise DataError(
+                        source.path,
+                        f"its reader gave {type(document).__name__}, no Document",
+                        code="wrong_type",
+                    )
                 yield document
         except FedstrataError:
             raise
         except Exception as error:  # whose text may quote a note
             name = type(reader).__name__
-            raise DataError(source.path, f"the reader {name} has failed ({type(error).__name__})") from error
+            raise DataError(
+                source.path, f"the reader {name} has failed ({type(error).__name__})", code="failed"
+            ) from error
 
     return Format(read, reader.suffixes, annotation_suffix=reader.annotation_suffix)
 
@@ -119,7 +125,7 @@ def _placed(document: Document, source: Source, numbered: str = "") -> Document:
     ):
         if own and given and own != given:
             message = f"document {own_id} names the {name} {own!r}"
-            raise DataError(source.path, message, expected=repr(given))
+            raise DataError(source.path, message, expected=repr(given), code="conflict")
     split = {"split": source.split} if source.split else {}
     return replace(
         document,
@@ -139,7 +145,7 @@ def documents_of(source: Source, format: Format) -> Iterator[Document]:
     # The whole source first: of one that does not follow the format there are no documents.
     documents = list(format.read(source))
     if not documents:
-        raise DataError(source.path, "holds no documents", expected="at least one")
+        raise DataError(source.path, "holds no documents", expected="at least one", code="not_enough_data")
     for number, document in enumerate(documents, start=1):
         yield _placed(document, source, f"{name}-{number}")
 
@@ -182,7 +188,9 @@ def read(
     """
     if format not in formats and format != "datasets":
         allowed = ", ".join([*formats, "datasets"])
-        raise ConfigurationError([Problem("data.format", f"{format!r} is none of {allowed}")])
+        raise ConfigurationError(
+            [Problem("data.format", f"{format!r} is none of {allowed}", code="unknown_name")]
+        )
     if format == "datasets":
         rows = datasets.read(str(path), dataset, columns)
         found: Iterator[tuple[Source, Document]] = (
@@ -197,12 +205,14 @@ def read(
     for source, placed in found:
         if placed.id in paths:
             message = f"a second document with the id {placed.id!r}"
-            raise DataError(source.path, message, expected=f"another id than in {paths[placed.id]}")
+            raise DataError(
+                source.path, message, expected=f"another id than in {paths[placed.id]}", code="duplicate"
+            )
         paths[placed.id] = source.path
         documents.append(placed)
         schemes.append(source.scheme)
     if not documents:
-        raise DataError(path, "holds no documents", expected="at least one")
+        raise DataError(path, "holds no documents", expected="at least one", code="not_enough_data")
     read_scheme = formats[format].annotates if format in formats else None
     return documents if read_scheme is None else _by_scheme(documents, schemes, read_scheme)
 
@@ -253,13 +263,15 @@ def read_parts(files: Files, format: str, *, setting: str, **options: Any) -> li
     for part, place in listed(files):
         try:
             if not (path := Path(place).expanduser()).exists():
-                raise DataError(path, "no such file or folder")
+                raise DataError(path, "no such file or folder", code="not_found")
             for document in read(path, format, part=part, **options):
                 if documents.setdefault(document.id, document) is not document:
                     message = f"a second document with the id {document.id!r}"
-                    raise DataError(path, message, expected="another id in each of data.files")
+                    raise DataError(
+                        path, message, expected="another id in each of data.files", code="duplicate"
+                    )
         except DataError as error:
-            problems += [Problem(f"{setting}.{part}", str(each)) for each in error.each]
+            problems += [Problem(f"{setting}.{part}", str(each), code=each.code) for each in error.each]
     refuse(problems)
     return list(documents.values())
 
@@ -273,7 +285,12 @@ def read_prompts(path: Path) -> list[Document]:
     if path.name.endswith((".jsonl", ".jsonl.gz")):
         return read(path, "jsonl")
     if path.suffix != ".txt":
-        raise DataError(path, "is no file of prompts", expected="*.txt, a prompt in each line, or *.jsonl")
+        raise DataError(
+            path,
+            "is no file of prompts",
+            expected="*.txt, a prompt in each line, or *.jsonl",
+            code="wrong_format",
+        )
     lines = numbered_lines(read_text(path))
     return [Document(f"{path.stem}-{number}", line.strip()) for number, line in lines if line.strip()]
 
@@ -281,7 +298,9 @@ def read_prompts(path: Path) -> list[Document]:
 def _of_part(source: Source, part: str) -> Source:
     """Returns a source as one of a part of the split, given that none or the same is told by its name."""
     if part and source.split not in ("", part):
-        raise DataError(source.path, f"names the split {source.split!r}", expected=repr(part))
+        raise DataError(
+            source.path, f"names the split {source.split!r}", expected=repr(part), code="conflict"
+        )
     return replace(source, split=part, prefix=f"{part}/{source.prefix}") if part else source
 
 
@@ -294,7 +313,12 @@ def _from_files(
         count = f"holds {len(sources)} texts and no *{layout.annotation_suffix} for any of them"
         beside = f"{stem(sources[0].path, layout.suffixes)}{layout.annotation_suffix} and so on"
         otherwise = "data.format: text, or data.unannotated: keep, if nobody has annotated them"
-        raise DataError(path, count, expected=f"{beside} beside them, which may be empty; or {otherwise}")
+        raise DataError(
+            path,
+            count,
+            expected=f"{beside} beside them, which may be empty; or {otherwise}",
+            code="not_annotated",
+        )
     for found in sources:
         try:
             source = _of_part(found, part)

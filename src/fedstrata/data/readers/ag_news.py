@@ -37,7 +37,9 @@ def _class(names: Sequence[str], number: str, first: int, path: Path, where: int
         return names[int(given) - first]
     expected = f"{first} to {first + len(names) - 1}, those of {', '.join(names)}"
     at = "" if line is not None else f"record {where}: "
-    raise DataError(path, f"{at}the class is not one of the numbers", line=line, expected=expected)
+    raise DataError(
+        path, f"{at}the class is not one of the numbers", line=line, expected=expected, code="out_of_range"
+    )
 
 
 def _rows(path: Path, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
@@ -53,7 +55,9 @@ def _rows(path: Path, names: Sequence[str]) -> Iterator[tuple[str, str, str]]:
         texts = [fields[key] for key in _TEXTS if key in fields]
         if not texts or "label" not in fields:
             expected = f"{' or '.join(_TEXTS)}, and label"
-            raise DataError(path, f"record {number} lacks a text or a label", expected=expected)
+            raise DataError(
+                path, f"record {number} lacks a text or a label", expected=expected, code="missing_column"
+            )
         yield name, texts[0], _class(names, fields["label"], 0, path, number, None)
 
 
@@ -71,7 +75,9 @@ def read(source: Source) -> list[Document]:
     if listed.is_file():
         names = [line.strip() for _, line in filled_lines(listed)]
         if not names or len(set(names)) < len(names):
-            raise DataError(listed, "names no classes, or one twice", expected="a name on each line")
+            raise DataError(
+                listed, "names no classes, or one twice", expected="a name on each line", code="duplicate"
+            )
     return [
         Document(own, text.replace("\\", "\n").strip(), labels=(label,))
         for own, text, label in _rows(source.path, names)

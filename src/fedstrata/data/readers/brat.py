@@ -97,14 +97,18 @@ class _AnnotationFile:
         kind = content[0]
         if kind not in _SHAPES:
             expected = f"a line that begins with one of {' '.join(_SHAPES)}"
-            raise DataError(self.path, "no known kind of annotation", line=line, expected=expected)
+            raise DataError(
+                self.path, "no known kind of annotation", line=line, expected=expected, code="unknown_name"
+            )
         fields = content.split("\t", 2)
         words = fields[1].split() if len(fields) > 1 else []
         if kind in "TER":
             if not _IDENTIFIER.fullmatch(fields[0]):
                 raise self._malformed(line, kind)
             if fields[0] in self.ids:
-                raise DataError(self.path, f"{fields[0]} is defined a second time", line=line)
+                raise DataError(
+                    self.path, f"{fields[0]} is defined a second time", line=line, code="duplicate"
+                )
             self.ids.add(fields[0])
         if kind == "T":
             self._take_text_bound(line, fields)
@@ -137,11 +141,13 @@ class _AnnotationFile:
         for start, end in pieces:
             if start >= end:
                 message = f"{fields[0]}: {start} {end} is no stretch of text"
-                raise DataError(self.path, message, line=line, expected="START < END")
+                raise DataError(self.path, message, line=line, expected="START < END", code="out_of_range")
         for before, after in pairwise(pieces):
             if after[0] < before[1]:
                 both = f"{before[0]} {before[1]} and {after[0]} {after[1]}"
-                raise DataError(self.path, f"{fields[0]}: its pieces {both} overlap", line=line)
+                raise DataError(
+                    self.path, f"{fields[0]}: its pieces {both} overlap", line=line, code="conflict"
+                )
         label = label_from_file(head[1])
         self.text_bound[fields[0]] = _TextBound(fields[0], line, label, tuple(pieces), fields[2])
 
@@ -177,7 +183,11 @@ class _AnnotationFile:
         defined_in, target = self.triggers.get(name, (line, name))
         if target not in self.text_bound:
             raise DataError(
-                self.path, f"{target} is not defined in this file", line=defined_in, expected="a T line"
+                self.path,
+                f"{target} is not defined in this file",
+                line=defined_in,
+                expected="a T line",
+                code="not_found",
             )
         return target
 
@@ -201,7 +211,7 @@ class _AnnotationFile:
             self.resolve(line, name)
         for line, name in self.references:
             if name not in self.ids:
-                raise DataError(self.path, f"{name} is not defined in this file", line=line)
+                raise DataError(self.path, f"{name} is not defined in this file", line=line, code="not_found")
 
 
 def _ways_of_counting(decoded: str) -> Iterator[str]:
@@ -213,17 +223,20 @@ def _ways_of_counting(decoded: str) -> Iterator[str]:
             yield text.replace("\r\n", "\n")
 
 
-def _mismatch(text: str, annotation: _TextBound) -> str:
-    """Returns what is wrong with a `T` line under one way of counting; empty if nothing is."""
+def _mismatch(text: str, annotation: _TextBound) -> tuple[str, str] | None:
+    """Returns what is wrong with a `T` line under one way of counting, and its code; none if nothing is."""
     end = annotation.pieces[-1][1]
     if end > len(text):
-        return f"{annotation.id} ({annotation.label}) ends at {end}, after the text's {len(text)} characters"
+        message = (
+            f"{annotation.id} ({annotation.label}) ends at {end}, after the text's {len(text)} characters"
+        )
+        return message, "out_of_range"
     found = " ".join(text[start:end] for start, end in annotation.pieces).split()
     # A comment may follow the quoted text after a further tab.
     if found in (annotation.quote.split(), annotation.quote.split("\t")[0].split()):
-        return ""
+        return None
     offsets = ";".join(f"{start} {end}" for start, end in annotation.pieces)
-    return f"{annotation.id} ({annotation.label}) does not quote the text at {offsets}"
+    return f"{annotation.id} ({annotation.label}) does not quote the text at {offsets}", "misquoted"
 
 
 def _counted_text(decoded: str, annotations: _AnnotationFile) -> str:
@@ -231,14 +244,13 @@ def _counted_text(decoded: str, annotations: _AnnotationFile) -> str:
     problems = []
     for text in _ways_of_counting(decoded):
         wrong = ((line, _mismatch(text, line)) for line in annotations.text_bound.values())
-        problem = next(((line.line, message) for line, message in wrong if message), None)
+        problem = next(((line.line, *found) for line, found in wrong if found), None)
         if problem is None:
             return text
         problems.append(problem)
-    number, message = problems[0]
-    raise DataError(
-        annotations.path, message, line=number, expected="offsets in characters of the .txt file, from 0"
-    )
+    number, message, code = problems[0]
+    expected = "offsets in characters of the .txt file, from 0"
+    raise DataError(annotations.path, message, line=number, expected=expected, code=code)
 
 
 def read(source: Source) -> list[Document]:
@@ -296,7 +308,7 @@ def read_scheme(path: Path) -> frozenset[str] | None:
             if roles and ":" not in roles[0] and not roles[0].startswith("#"):
                 expected = "one word, as in .ann files, and after it perhaps arguments (ROLE:TYPE)"
                 message = f"a type in [{section}] of several words"
-                raise DataError(path, message, line=number, expected=expected)
+                raise DataError(path, message, line=number, expected=expected, code="wrong_form")
             names.add(name.partition("|")[0])  # after it what else the type is called
             if section == "events" and roles:
                 names.update(_ROLE.findall(roles[0]))

@@ -71,11 +71,11 @@ class Cells:
     line: int | None
     values: Mapping[str, Any]
 
-    def wrong(self, column: str, message: str, expected: str) -> DataError:
+    def wrong(self, column: str, message: str, expected: str, code: str) -> DataError:
         """Returns what is wrong with a cell, as an error that names its place and quotes nothing of it."""
         where = "" if self.line is not None else f"row {self.number}: "
         message = f"{where}the column {column!r} {message}"
-        return DataError(self.table.source.path, message, line=self.line, expected=expected)
+        return DataError(self.table.source.path, message, line=self.line, expected=expected, code=code)
 
     def text(self, column: str) -> str:
         """Returns a cell that holds text, or a list of texts, a line each; an empty one is empty text."""
@@ -84,7 +84,9 @@ class Cells:
         if not all(isinstance(text, str) for text in texts):
             kinds = sorted({type(text).__name__ for text in texts} - {"str"})
             within = "a list with " if isinstance(value, list) else ""
-            raise self.wrong(column, f"holds {within}{' and '.join(kinds)}", "text, or a list of texts")
+            raise self.wrong(
+                column, f"holds {within}{' and '.join(kinds)}", "text, or a list of texts", "wrong_type"
+            )
         return "\n".join(texts)
 
     @property
@@ -98,20 +100,22 @@ class Cells:
         """Returns a cell that names something, as text."""
         value = whole(value_of(self.values, column))
         if isinstance(value, bool) or not isinstance(value, str | int) or not str(value).strip():
-            raise self.wrong(column, "names nothing", "text or a whole number")
+            raise self.wrong(column, "names nothing", "text or a whole number", "missing")
         return self._shown(column, str(value).strip())
 
     def _shown(self, column: str, name: str) -> str:
         """Refuses what is perhaps the text of a note, which no message may quote."""
         if message := unlike_a_name(name):
-            raise self.wrong(column, message, f"at most {LONGEST_NAME}, in one line")
+            raise self.wrong(column, message, f"at most {LONGEST_NAME}, in one line", "wrong_form")
         return name
 
     def part(self, column: str) -> str:
         """Returns the part of the split that a cell names."""
         part = split_named(self.name(column))
         if not part:
-            raise self.wrong(column, "names no part of the split", "train, validation or test")
+            raise self.wrong(
+                column, "names no part of the split", "train, validation or test", "unknown_name"
+            )
         return part
 
     def names(self, column: str, separator: str | None = None) -> list[str]:
@@ -133,7 +137,10 @@ class Cells:
                 found.append(str(item).strip() if not isinstance(item, bool) else str(item).lower())
             else:
                 raise self.wrong(
-                    column, f"holds {type(item).__name__}", "text, whole numbers or lists of them"
+                    column,
+                    f"holds {type(item).__name__}",
+                    "text, whole numbers or lists of them",
+                    "wrong_type",
                 )
             self._shown(column, found[-1])
         return [name for name in found if name]
@@ -148,5 +155,5 @@ class Cells:
             expected = (
                 "the numbers or names of the labels that a row has, and no 0 or 1 for each that it may have"
             )
-            raise self.wrong(column, f"holds {twice} twice", expected)
+            raise self.wrong(column, f"holds {twice} twice", expected, "duplicate")
         return self.names(column, separator)

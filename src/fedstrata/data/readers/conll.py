@@ -78,14 +78,16 @@ class _Columns:
             expected = (
                 f"{self.columns}, as on line {self.first_line}" if self.columns else "a token and a tag"
             )
-            raise DataError(self.path, found, line=line, expected=f"{expected}, {apart}")
+            raise DataError(self.path, found, line=line, expected=f"{expected}, {apart}", code="wrong_count")
         token, tag = (self._place(fields, column) for column in (self.settings.token, self.settings.tag))
         if not token:
-            raise DataError(self.path, "the token column is empty", line=line, expected="a token")
+            raise DataError(
+                self.path, "the token column is empty", line=line, expected="a token", code="missing"
+            )
         if not TAG.fullmatch(tag):
             expected = "O, or B-, I-, E- or S- and a type"
             which = "the last column" if self.settings.tag == "last" else f"column {self.settings.tag}"
-            raise DataError(self.path, f"{which} is no tag", line=line, expected=expected)
+            raise DataError(self.path, f"{which} is no tag", line=line, expected=expected, code="wrong_form")
         return token, tag
 
     def _require_columns(self, line: int) -> None:
@@ -94,7 +96,9 @@ class _Columns:
             column = getattr(self.settings, name)
             if isinstance(column, int) and column > self.columns:
                 message = f"a line of {self.columns} columns, of which data.conll.{name} names {column}"
-                raise DataError(self.path, message, line=line, expected=f"at most {self.columns}")
+                raise DataError(
+                    self.path, message, line=line, expected=f"at most {self.columns}", code="out_of_range"
+                )
 
 
 def _groups(path: Path, settings: ConllSettings) -> list[_Group]:
@@ -126,7 +130,7 @@ def _check_tags(path: Path, sentences: Sequence[_Sentence]) -> None:
         line, _, _ = sentences[number][min(position, len(sentences[number]) - 1)]
         tags = ["the start of its sentence", *tags_of[number], "the end of its sentence"]
         message = f"{tags[position + 1]} cannot follow {tags[position]}"
-        raise DataError(path, message, line=line, expected=expected)
+        raise DataError(path, message, line=line, expected=expected, code="conflict")
 
 
 def read(source: Source, settings: ConllSettings = ConllSettings()) -> list[Document]:  # noqa: B008 - frozen

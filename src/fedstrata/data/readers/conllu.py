@@ -38,7 +38,9 @@ def _tokens(path: Path, words: Iterable[tuple[int, str]]) -> list[str]:
         cells = content.split("\t")
         if len(cells) != _COLUMNS:
             message = f"{len(cells)} columns set apart by tabs"
-            raise DataError(path, message, line=line, expected=f"{_COLUMNS}, or a blank line")
+            raise DataError(
+                path, message, line=line, expected=f"{_COLUMNS}, or a blank line", code="wrong_count"
+            )
         place, form = cells[:2]
         if joined := _RANGE.fullmatch(place):
             tokens.append(form)
@@ -48,7 +50,7 @@ def _tokens(path: Path, words: Iterable[tuple[int, str]]) -> list[str]:
                 tokens.append(form)
         elif not _EMPTY_NODE.fullmatch(place):
             message = "the first column is no number of a word"
-            raise DataError(path, message, line=line, expected="for example 3, 3-4 or 3.1")
+            raise DataError(path, message, line=line, expected="for example 3, 3-4 or 3.1", code="wrong_form")
     return tokens
 
 
@@ -71,7 +73,9 @@ def _groups(path: Path, kind: Text, documents: Documents) -> list[tuple[str, lis
         written = " ".join(tokens) if kind == "tokens" else text
         if written is None:
             wanted = "a comment `# text = ...`; or set data.conllu.text to tokens"
-            raise DataError(path, "a sentence without its text", line=block[0][0], expected=wanted)
+            raise DataError(
+                path, "a sentence without its text", line=block[0][0], expected=wanted, code="missing"
+            )
         if not groups:
             groups.append(("", []))
         groups[-1][1].append(written)

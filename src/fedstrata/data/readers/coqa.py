@@ -72,7 +72,9 @@ def _questions(conversation: _Conversation, source: Source) -> Iterator[Document
     for answers in filter(None, given):
         if [turn.turn_id for turn in answers] != turns:
             message = "the answers of a conversation are not of the turns that were asked, in their order"
-            raise DataError(source.path, message, expected=f"{len(turns)} answers to as many questions")
+            raise DataError(
+                source.path, message, expected=f"{len(turns)} answers to as many questions", code="conflict"
+            )
     history: list[str] = []
     for place, turn in enumerate(conversation.questions):
         right = [own[place].input_text.strip() for own in given if own]

@@ -60,7 +60,7 @@ def _library(source: str | Path) -> Iterator[Any]:
         import datasets  # noqa: PLC0415 - an optional extra, and slow to import
     except ImportError:
         message = "'datasets' needs a library that is not installed: pip install 'fedstrata[datasets]'"
-        raise ConfigurationError([Problem("data.format", message)]) from None
+        raise ConfigurationError([Problem("data.format", message, code="not_installed")]) from None
     shown, level = datasets.is_progress_bar_enabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -69,7 +69,9 @@ def _library(source: str | Path) -> Iterator[Any]:
     except (DataError, ConfigurationError):
         raise
     except Exception as error:
-        raise DataError(source, f"cannot be read by the datasets library ({_reason(error)})") from None
+        raise DataError(
+            source, f"cannot be read by the datasets library ({_reason(error)})", code="unreadable"
+        ) from None
     finally:
         datasets.logging.set_verbosity(level)
         if shown:
@@ -126,7 +128,9 @@ def _file(source: Source, columns: ColumnSettings) -> Rows:
         )
         return Rows(source, name, list(rows[0][1]) if rows else [], [*rows], {})
     if not written.endswith(_SUFFIXES):
-        raise DataError(path, "is no table", expected=", ".join(f"*{suffix}" for suffix in _SUFFIXES))
+        raise DataError(
+            path, "is no table", expected=", ".join(f"*{suffix}" for suffix in _SUFFIXES), code="wrong_format"
+        )
     if written.endswith((".json", ".json.gz")) and (named := named_records(path)) is not None:
         given = dict.fromkeys(column for row in named.values() for column in row)
         return Rows(source, name, list(given), [(None, row) for row in named.values()], {}, list(named))
@@ -155,7 +159,7 @@ def _from_hub(name: str, settings: DatasetSettings) -> list[Rows]:
                 f"{name!r} is no file or folder here, and cannot be loaded as an id of the Hugging Face hub "
                 f"({_reason_of_hub(error)}); check the name, data.dataset.config and the network"
             )
-            raise ConfigurationError([Problem("data.path", message)]) from None
+            raise ConfigurationError([Problem("data.path", message, code="not_found")]) from None
         return _by_split(Path(name), found, settings)
 
 
@@ -171,7 +175,9 @@ def _by_split(path: Path, found: Mapping[str, Any], settings: DatasetSettings) -
             names_ours = "is none of train, validation and test; list the splits to read, or map them"
             what = f"{', '.join(unknown)} {names_ours}"
         message = f"{path}: {what} (its splits: {', '.join(found)})"
-        raise ConfigurationError([Problem("data.dataset.splits", message)])
+        raise ConfigurationError(
+            [Problem("data.dataset.splits", message, code="unknown_name" if unknown else "not_found")]
+        )
     return [
         _loaded(Source(path, split=split, prefix=f"{name}/"), name, found[name])
         for name, split in names.items()
@@ -185,14 +191,19 @@ def _all_rows(path: str, settings: DatasetSettings, columns: ColumnSettings) -> 
     elif place.exists():
         if settings != DatasetSettings():
             message = f"has no meaning for {path}: files and folders of files are split by their names"
-            raise ConfigurationError([Problem("data.dataset", message)])
+            raise ConfigurationError([Problem("data.dataset", message, code="no_effect")])
         layout = Format(lambda source: [], suffixes=_SUFFIXES)
         for source in find_sources(place, layout):
             yield _file(source, columns)
     elif _HUB_ID.fullmatch(path) and not path.lower().endswith(_SUFFIXES):
         yield from _from_hub(path, settings)
     else:
-        raise DataError(place, "no such file or folder", expected="one, or an id of the Hugging Face hub")
+        raise DataError(
+            place,
+            "no such file or folder",
+            expected="one, or an id of the Hugging Face hub",
+            code="not_found",
+        )
 
 
 def _check_columns(table: Rows, columns: ColumnSettings) -> None:
@@ -214,7 +225,7 @@ def _check_columns(table: Rows, columns: ColumnSettings) -> None:
             found += "; if its first row is no header, name the columns in data.columns.names"
     where = table.source.path
     named = ((key, f"{where} has no column {name!r}; {found}") for key, name in missing.items())
-    refuse([Problem(f"data.columns.{key}", message) for key, message in named])
+    refuse([Problem(f"data.columns.{key}", message, code="missing_column") for key, message in named])
 
 
 def _tagged(cells: Sequence[Cells], columns: ColumnSettings) -> list[list[tuple[str, str]]]:
@@ -224,20 +235,25 @@ def _tagged(cells: Sequence[Cells], columns: ColumnSettings) -> list[list[tuple[
     for row in cells:
         tokens, tags = value_of(row.values, tokens_column), row.names(tags_column)
         if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
-            raise row.wrong(tokens_column, "holds no list of tokens", "a list of texts")
+            raise row.wrong(tokens_column, "holds no list of tokens", "a list of texts", "wrong_type")
         if len(tags) != len(tokens):
             expected = f"{len(tokens)}, one a token"
-            raise row.wrong(tags_column, f"holds {len(tags)} tags", expected)
+            raise row.wrong(tags_column, f"holds {len(tags)} tags", expected, "wrong_count")
         if not all(TAG.fullmatch(tag) for tag in tags):
             raise row.wrong(
-                tags_column, "holds something that is no tag", "O, or B-, I-, E- or S- and a type"
+                tags_column,
+                "holds something that is no tag",
+                "O, or B-, I-, E- or S- and a type",
+                "wrong_form",
             )
         # A token without characters has no place in the text, and its tag would mark nothing.
         sentences.append([(token, tag) for token, tag in zip(tokens, tags, strict=True) if token])
     broken = invalid_transition([[tag for _, tag in sentence] for sentence in sentences])
     if broken is not None:
         number, _, expected = broken
-        raise cells[number].wrong(tags_column, "holds a tag that cannot follow the one before", expected)
+        raise cells[number].wrong(
+            tags_column, "holds a tag that cannot follow the one before", expected, "conflict"
+        )
     return sentences
 
 
@@ -331,7 +347,7 @@ def read_table(table: Any, columns: ColumnSettings, *, name: str, site: str, spl
         names = list(map(str, table.columns))
         if twice := [column for column in names if names.count(column) > 1]:
             message = f"{name} has two columns {twice[0]!r}, of which one would be read"
-            raise ConfigurationError([Problem("data.columns", message)])
+            raise ConfigurationError([Problem("data.columns", message, code="duplicate")])
         plain = table.astype(object).where(table.notna(), None).set_axis(names, axis=1).to_dict("records")
         rows = Rows(source, name, names, [(None, _listed(row)) for row in plain], {})
     _check_columns(rows, columns)

@@ -107,9 +107,15 @@ def file_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(path, f"cannot be decompressed: {error}", expected="a whole gzip file") from None
+        raise DataError(
+            path, f"cannot be decompressed: {error}", expected="a whole gzip file", code="damaged"
+        ) from None
     except OSError as error:
-        raise DataError(path, f"cannot be read: {error.strerror}") from None
+        raise DataError(
+            path,
+            f"cannot be read: {error.strerror}",
+            code="not_found" if isinstance(error, FileNotFoundError) else "unreadable",
+        ) from None
 
 
 def is_compressed(path: Path) -> bool:
@@ -138,7 +144,9 @@ def read_text(path: Path, *, keep_mark: bool = False) -> str:
         text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(path, f"byte {error.start} is not UTF-8", line=line, expected="UTF-8 text") from None
+        raise DataError(
+            path, f"byte {error.start} is not UTF-8", line=line, expected="UTF-8 text", code="not_utf8"
+        ) from None
     return text if keep_mark else text.removeprefix(BYTE_ORDER_MARK)
 
 
@@ -160,7 +168,7 @@ def streamed_lines(path: Path) -> Iterator[str]:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
                 message = f"byte {begin + error.start} is not UTF-8"
-                raise DataError(path, message, line=number, expected="UTF-8 text") from None
+                raise DataError(path, message, line=number, expected="UTF-8 text", code="not_utf8") from None
             begin += len(line)
             yield text.removeprefix(BYTE_ORDER_MARK) if number == 1 else text
 

@@ -99,7 +99,7 @@ def _listing(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(folder, f"cannot be listed: {error.strerror}") from None
+        raise DataError(folder, f"cannot be listed: {error.strerror}", code="unreadable") from None
 
 
 def _files(folder: Path, suffixes: tuple[str, ...], table: str = "") -> list[Path]:
@@ -107,7 +107,9 @@ def _files(folder: Path, suffixes: tuple[str, ...], table: str = "") -> list[Pat
     if table:
         found = [path for path in found if stem(path, suffixes).lower() == table]
     if table and len(found) > 1:
-        raise DataError(found[1], f"is there a second time, as {found[0].name}", expected="one of them")
+        raise DataError(
+            found[1], f"is there a second time, as {found[0].name}", expected="one of them", code="duplicate"
+        )
     return sorted(found, key=lambda path: stem(path, suffixes))
 
 
@@ -157,7 +159,7 @@ def _paired(place: Source, text_folder: Path, layout: Format) -> list[Source]:
     for found in annotations.values():
         for name, path in found.items():
             wanted = f"{name}{layout.suffixes[0]} in {text_folder}"
-            raise DataError(path, "annotations without their text", expected=wanted)
+            raise DataError(path, "annotations without their text", expected=wanted, code="missing")
     kept = [source for source in sources if source.annotations or not _is_about(source.path, layout)]
     if passed_over := [path.name for path in texts if all(path != source.path for source in kept)]:
         what = f"{len(passed_over)} passed over, which by name say what a folder holds and are no documents"
@@ -197,6 +199,7 @@ def _refuse_mixture(folder: Path, splits: dict[str, str]) -> None:
             folder,
             f"by its name {inside[0]} is a split and {outside[0]} is none",
             expected="the name of a split in all names or in none: north-test has one, northtest has not",
+            code="ambiguous",
         )
 
 
@@ -225,6 +228,7 @@ def _walk(place: Source, layout: Format) -> list[Source]:
             folder,
             f"holds documents ({own[0].path.name}) and a sub-folder of documents ({next(iter(below))})",
             expected="one or the other, since each sub-folder is a site",
+            code="conflict",
         )
     if not place.split:
         # A folder that is divided itself is a site, whatever it is called.
@@ -248,7 +252,9 @@ def _one_file(path: Path, layout: Format) -> Source:
     if not layout.annotation_suffix:
         return Source(path)
     if not path.name.lower().endswith(layout.suffixes):
-        raise DataError(path, "is not the text of a document", expected=f"*{layout.suffixes[0]}")
+        raise DataError(
+            path, "is not the text of a document", expected=f"*{layout.suffixes[0]}", code="wrong_format"
+        )
     annotations = _annotations(path.parent, layout)
     others = {suffix for suffix in layout.further_suffixes if annotations[suffix]}
     is_annotated = bool(annotations[layout.annotation_suffix])
@@ -277,7 +283,7 @@ def _labelled(sources: list[Source], layout: Format, unannotated: Unannotated) -
         _refuse_unannotated(sources, layout)
     path = sources[annotated.index(False)].path
     expected = "labels in all files, or data.unannotated: skip, which leaves this one out"
-    raise DataError(path, "has no labels, and other files have", expected=expected)
+    raise DataError(path, "has no labels, and other files have", expected=expected, code="not_annotated")
 
 
 def _refuse_unannotated(sources: list[Source], layout: Format) -> None:
@@ -288,7 +294,7 @@ def _refuse_unannotated(sources: list[Source], layout: Format) -> None:
             wanted = f"{stem(source.path, layout.suffixes)}{layout.annotation_suffix}"
             message = "has no annotations, and other texts have"
             expected = f"{wanted}, which may be empty, or data.unannotated: skip or keep"
-            errors.append(DataError(source.path, message, expected=expected))
+            errors.append(DataError(source.path, message, expected=expected, code="not_annotated"))
     require_sound(errors)
 
 
@@ -311,10 +317,10 @@ def find_sources(path: Path, layout: Format, *, unannotated: Unannotated = "refu
     if path.is_file():
         return [_one_file(path, layout)]
     if not path.is_dir():
-        raise DataError(path, "no such file or folder", expected=layout.looked_for)
+        raise DataError(path, "no such file or folder", expected=layout.looked_for, code="not_found")
     sources = _walk(Source(path), layout)
     if not sources:
         wanted = f"{layout.looked_for}, in the folder itself or in one sub-folder a site"
-        raise DataError(path, "holds no documents", expected=wanted)
+        raise DataError(path, "holds no documents", expected=wanted, code="not_enough_data")
     others = {suffix for source in sources for suffix in source.further}
     return [_lacking(source, others) for source in _labelled(sources, layout, unannotated)]

@@ -65,7 +65,7 @@ def _texts_of(path: Path, number: int, row: _Row) -> tuple[str, ...]:
             return columns
     expected = "; or ".join(" and ".join(columns) for columns in _TEXTS)
     what = "has no columns of texts" if line is not None else f"record {number} has no fields of texts"
-    raise DataError(path, what, line=None if line is None else 1, expected=expected)
+    raise DataError(path, what, line=None if line is None else 1, expected=expected, code="missing_column")
 
 
 def _label(fields: Mapping[str, str]) -> str:

@@ -91,25 +91,31 @@ def _mention(path: Path, number: int, parts: Sequence[str], label: str = "") -> 
     numbers = [int(place) for place in places]
     mention = _Mention(number, quote, (numbers[0], numbers[1]), (numbers[2], numbers[3]), label)
     if mention.last < mention.first:
-        raise DataError(path, f"the concept runs backwards, from {mention.where}", line=number)
+        raise DataError(
+            path, f"the concept runs backwards, from {mention.where}", line=number, code="out_of_range"
+        )
     return mention
 
 
 def _position(tokens: Lines, place: Place) -> tuple[int, int]:
     line, token = place
     if not 1 <= line <= len(tokens):
-        raise LookupError(f"the text has no line {line}, it has {len(tokens)}")
+        raise LookupError(f"the text has no line {line}, it has {len(tokens)}", "out_of_range")
     if token >= len(tokens[line - 1]):
-        raise LookupError(f"line {line} of the text has no token {token}, it has {len(tokens[line - 1])}")
+        raise LookupError(
+            f"line {line} of the text has no token {token}, it has {len(tokens[line - 1])}", "out_of_range"
+        )
     return tokens[line - 1][token]
 
 
 def _span(text: str, tokens: Lines, concept: _Mention) -> Span:
-    """Finds a concept in the text; raises `LookupError` saying why it is not there."""
+    """Finds a concept in the text; raises `LookupError` saying why it is not there, and with which code."""
     start, end = _position(tokens, concept.first)[0], _position(tokens, concept.last)[1]
     quoted = text[start:end].lstrip()  # an empty first token leaves white space before the mention
     if not quoted or not concept.quotes(quoted):
-        raise LookupError(f"the concept ({concept.label}) does not quote the text at {concept.where}")
+        raise LookupError(
+            f"the concept ({concept.label}) does not quote the text at {concept.where}", "misquoted"
+        )
     return Span(end - len(quoted), end, concept.label)
 
 
@@ -122,12 +128,13 @@ def _spans(path: Path, text: str, concepts: list[_Mention]) -> list[Span]:
             try:
                 spans.append(_span(text, tokens, concept))
             except LookupError as error:
-                problems.append((concept.line, str(error)))
+                problems.append((concept.line, *error.args))
                 break
         else:
             return spans
-    line, message = problems[0]
-    raise DataError(path, message, line=line, expected="lines counted from 1 and tokens from 0")
+    line, message, code = problems[0]
+    expected = "lines counted from 1 and tokens from 0"
+    raise DataError(path, message, line=line, expected=expected, code=code)
 
 
 def _spans_at(text: str, concepts: _Concepts, path: Path, mention: _Mention) -> Mapping[str, Span]:
@@ -135,11 +142,15 @@ def _spans_at(text: str, concepts: _Concepts, path: Path, mention: _Mention) -> 
     spans = concepts.get((mention.first, mention.last))
     if spans is None:
         message = f"no concept stands at {mention.where}"
-        raise DataError(path, message, line=mention.line, expected="a concept of the .con file")
+        raise DataError(
+            path, message, line=mention.line, expected="a concept of the .con file", code="not_found"
+        )
     span = next(iter(spans.values()))
     if not mention.quotes(text[span.start : span.end]):
         message = f"the concept does not quote the text at {mention.where}"
-        raise DataError(path, message, line=mention.line, expected="the text of the concept there")
+        raise DataError(
+            path, message, line=mention.line, expected="the text of the concept there", code="misquoted"
+        )
     return spans
 
 
@@ -152,10 +163,12 @@ def _assertions(path: Path, text: str, concepts: _Concepts) -> dict[Span, str]:
         spans = _spans_at(text, concepts, path, mention)
         if label not in spans:
             message = f"the concept at {mention.where} is no {label}"
-            raise DataError(path, message, line=number, expected=" or ".join(sorted(spans)))
+            raise DataError(
+                path, message, line=number, expected=" or ".join(sorted(spans)), code="unknown_name"
+            )
         if said.setdefault(spans[label], assertion) != assertion:
             message = f"the concept at {mention.where} was {said[spans[label]]}, and now is {assertion}"
-            raise DataError(path, message, line=number)
+            raise DataError(path, message, line=number, code="conflict")
     return said
 
 
@@ -187,7 +200,9 @@ def read(source: Source) -> list[Document]:
     lacks_relations = RELATIONS_SUFFIX in source.lacks
     if source.annotations is None:
         for path in source.further.values():
-            raise DataError(path, "speaks of concepts that are not listed", expected=f"{name}.con")
+            raise DataError(
+                path, "speaks of concepts that are not listed", expected=f"{name}.con", code="missing"
+            )
         return [Document(name, text, lacks_relations=lacks_relations)]
     rows = _rows(source.annotations, _CONCEPT, "concept", f'{_SHAPE}||t="TYPE"')
     concepts = [_mention(source.annotations, line, parts, label) for line, (*parts, label) in rows]

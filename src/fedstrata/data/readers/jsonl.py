@@ -10,13 +10,14 @@ its id as it is; one that does not is given the site its folder stands for, whic
 Unknown keys are refused.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.core.errors import DataError, did_you_mean
+from fedstrata.core.errors import DataError, SettingError, did_you_mean
 from fedstrata.data.readers.files import Format, Source, filled_lines
 
 Offset = Annotated[int, Field(ge=0)]
@@ -24,6 +25,8 @@ Name = Annotated[str, Field(min_length=1)]
 Record = TypeVar("Record", bound=BaseModel)
 _REASONS = {"extra_forbidden": "unknown key", "missing": "must be set"}
 """What is wrong by pydantic's kind of error, where its own words are not those of people who write files."""
+_CODES = {"extra_forbidden": "unknown_key", "missing": "missing", "json_invalid": "not_json"}
+"""Our codes for pydantic's kinds of error; see `_code` for the rest."""
 
 
 class _Strict(BaseModel):
@@ -51,14 +54,14 @@ class SpanRecord(_Strict):
     @model_validator(mode="after")
     def _in_order(self) -> Self:
         if self.start >= self.end:
-            raise ValueError(f"start {self.start} is not before end {self.end}")
+            raise SettingError(f"start {self.start} is not before end {self.end}", "out_of_range")
         bounds = [bound for fragment in self.fragments for bound in fragment]
         if bounds and (
             (bounds[0], bounds[-1]) != (self.start, self.end)
             or bounds != sorted(bounds)
             or any(start == end for start, end in self.fragments)
         ):
-            raise ValueError("fragments must be in order, apart, and reach from start to end")
+            raise SettingError("fragments must be in order, apart, and reach from start to end", "conflict")
         return self
 
 
@@ -88,16 +91,17 @@ class DocumentRecord(_Strict):
     def _inside(self) -> Self:
         for span in self.spans:
             if span.end > len(self.text):
-                raise ValueError(f"a span ends at {span.end}, after the text's {len(self.text)} characters")
+                message = f"a span ends at {span.end}, after the text's {len(self.text)} characters"
+                raise SettingError(message, "out_of_range")
         for relation in self.relations:
             if max(relation.head, relation.tail) >= len(self.spans):
-                raise ValueError(
-                    f"a relation joins spans {relation.head} and {relation.tail} of {len(self.spans)}"
-                )
+                message = f"a relation joins spans {relation.head} and {relation.tail} of {len(self.spans)}"
+                raise SettingError(message, "not_found")
         if self.lacks_relations and self.relations:
-            raise ValueError(f"lacks_relations is true, and there are {len(self.relations)} relations")
+            message = f"lacks_relations is true, and there are {len(self.relations)} relations"
+            raise SettingError(message, "conflict")
         if others := self._not_looked_for():
-            raise ValueError(f"annotates does not name {others[0]!r}, which is annotated")
+            raise SettingError(f"annotates does not name {others[0]!r}, which is annotated", "missing")
         return self
 
     def _not_looked_for(self) -> list[str]:
@@ -130,6 +134,18 @@ class DocumentRecord(_Strict):
         )
 
 
+def _code(error: Mapping[str, Any]) -> str:
+    """Returns our code for one of pydantic's errors."""
+    kind: str = error["type"]
+    if kind == "value_error":
+        return getattr(error["ctx"]["error"], "code", "malformed_data")
+    if kind in _CODES:
+        return _CODES[kind]
+    if kind.startswith(("greater_than", "less_than", "too_", "string_too")):
+        return "out_of_range"
+    return "wrong_type" if kind.endswith("_type") else "malformed_data"
+
+
 def parse_line(record: type[Record], path: Path, number: int | None, line: str) -> Record:
     """Reads one line as one object.
 
@@ -146,7 +162,7 @@ def parse_line(record: type[Record], path: Path, number: int | None, line: str) 
         return record.model_validate_json(line)
     except ValidationError as error:
         # Only where and why: pydantic's own message would quote the value, and so the note.
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(part) for part in first["loc"])
         reason = _REASONS.get(first["type"]) or first["msg"].removeprefix("Value error, ")
         reason = reason.replace("Input should be", "must be")
@@ -154,7 +170,9 @@ def parse_line(record: type[Record], path: Path, number: int | None, line: str) 
         hint = did_you_mean(where, record.model_fields, before="; ") if unknown else ""
         message = f"{where}: {reason}{hint}" if where else reason
         keys = ", ".join(record.model_fields)
-        raise DataError(path, message, line=number, expected=f"one object of {keys}") from None
+        raise DataError(
+            path, message, line=number, expected=f"one object of {keys}", code=_code(first)
+        ) from None
 
 
 def read(source: Source) -> list[Document]:

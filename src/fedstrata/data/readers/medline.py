@@ -54,7 +54,9 @@ def _articles(path: Path) -> list[_Article]:
                 articles.append(_Article(number))
             fields = articles[-1].fields
             if found and tag in fields and tag in (_FIRST, "TI", "AB"):
-                raise DataError(path, f"a second {tag} of one record", line=number, expected="one")
+                raise DataError(
+                    path, f"a second {tag} of one record", line=number, expected="one", code="duplicate"
+                )
             fields.setdefault(tag, []).append((found[2] if found else line).strip())
     return articles
 
@@ -74,7 +76,11 @@ def read(source: Source) -> list[Document]:
         name = " ".join(article.fields.get(_FIRST, ()))
         if not re.fullmatch(r"[A-Za-z0-9]{1,20}", name):
             raise DataError(
-                source.path, "a record without a PMID", line=article.line, expected="PMID- NUMBER"
+                source.path,
+                "a record without a PMID",
+                line=article.line,
+                expected="PMID- NUMBER",
+                code="missing",
             )
         if text := article.text():
             documents.append(Document(name, text))

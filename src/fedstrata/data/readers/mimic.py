@@ -60,7 +60,7 @@ def _number(path: Path, line: int, column: str, value: str) -> str:
     """Returns an identifier as digits without leading zeros; empty for an empty field."""
     match = _NUMBER.fullmatch(value.strip())
     if value.strip() and match is None:
-        raise DataError(path, f"{column.upper()} is no number", line=line)
+        raise DataError(path, f"{column.upper()} is no number", line=line, code="wrong_form")
     return str(int(match[1])) if match else ""
 
 
@@ -80,7 +80,7 @@ def read_codes(folder: Path) -> dict[str, Admission]:
     path = find_table(folder, "diagnoses_icd", _SUFFIXES)
     if path is None:
         expected = "DIAGNOSES_ICD.csv or DIAGNOSES_ICD.csv.gz beside NOTEEVENTS.csv"
-        raise DataError(folder, "has no table of diagnoses", expected=expected)
+        raise DataError(folder, "has no table of diagnoses", expected=expected, code="not_found")
     found: dict[str, Admission] = {}
     numbered: dict[str, dict[int, str]] = {}
     blank = 0
@@ -92,16 +92,26 @@ def read_codes(folder: Path) -> dict[str, Admission]:
         patient, admission, position = (_number(path, line, name, row[name]) for name in required[:3])
         if not (patient and admission and position):
             message = "a code without SUBJECT_ID, HADM_ID or SEQ_NUM"
-            raise DataError(path, message, line=line, expected="all three")
+            raise DataError(path, message, line=line, expected="all three", code="missing")
         code = dotted(row["icd9_code"])
         if not code:
             expected = "3 to 5 digits, or V and 2 to 4, or E and 3 or 4"
-            raise DataError(path, "ICD9_CODE is no ICD-9-CM diagnosis code", line=line, expected=expected)
+            raise DataError(
+                path,
+                "ICD9_CODE is no ICD-9-CM diagnosis code",
+                line=line,
+                expected=expected,
+                code="unknown_name",
+            )
         if found.setdefault(admission, Admission(patient)).patient != patient:
-            raise DataError(path, "the admission belongs to another patient in a row above", line=line)
+            raise DataError(
+                path, "the admission belongs to another patient in a row above", line=line, code="conflict"
+            )
         codes = numbered.setdefault(admission, {})
         if int(position) in codes:
-            raise DataError(path, f"the admission has a second code with SEQ_NUM {position}", line=line)
+            raise DataError(
+                path, f"the admission has a second code with SEQ_NUM {position}", line=line, code="duplicate"
+            )
         codes[int(position)] = code
     for admission, codes in numbered.items():
         found[admission].codes = list(dict.fromkeys(code for _, code in sorted(codes.items())))
@@ -124,9 +134,11 @@ def _owners(folder: Path) -> dict[str, str] | None:
     for line, row in read_rows(path, required=required, fold_case=True):
         patient, admission = (_number(path, line, name, row[name]) for name in required)
         if admission in owners:
-            raise DataError(path, "a second row of the same HADM_ID", line=line)
+            raise DataError(path, "a second row of the same HADM_ID", line=line, code="duplicate")
         if patients is not None and patient not in patients:
-            raise DataError(path, "the row's SUBJECT_ID is not in the table PATIENTS", line=line)
+            raise DataError(
+                path, "the row's SUBJECT_ID is not in the table PATIENTS", line=line, code="not_found"
+            )
         owners[admission] = patient
     return owners
 
@@ -154,17 +166,17 @@ def _notes(
             continue
         if admissions[admission].patient != patient:
             message = "the note's SUBJECT_ID is not the one its admission has in DIAGNOSES_ICD"
-            raise DataError(path, message, line=line)
+            raise DataError(path, message, line=line, code="conflict")
         if owners is not None and owners.get(admission) != patient:
             message = "the note's SUBJECT_ID and HADM_ID stand together in no row of ADMISSIONS"
-            raise DataError(path, message, line=line)
+            raise DataError(path, message, line=line, code="not_found")
         # The columns that notes are sorted by may be missing in a table cut down to a few.
         row_id = _number(path, line, "row_id", row.get("row_id", ""))
         time = row.get("charttime", "").strip() or row.get("chartdate", "").strip()
         addendum = row.get("description", "").strip().lower() == "addendum"
         others = notes.setdefault(admission, [])
         if row_id and any(other == row_id for other, _, _ in others):
-            raise DataError(path, "a second row of the same ROW_ID", line=line)
+            raise DataError(path, "a second row of the same ROW_ID", line=line, code="duplicate")
         others.append((row_id, (time, addendum, int(row_id or line)), row["text"]))
     return notes
 
@@ -193,7 +205,12 @@ def read(source: Source, categories: Sequence[str] | None = (DISCHARGE_SUMMARY,)
     if not notes:
         kept = "any category" if categories is None else f"the category {' or '.join(categories)}"
         message = f"no note is left of {kept}" + (f"; left out: {counts}" if counts else "")
-        raise DataError(source.path, message, expected="other data.mimic.categories (null keeps all)")
+        raise DataError(
+            source.path,
+            message,
+            expected="other data.mimic.categories (null keeps all)",
+            code="not_enough_data",
+        )
     return [
         Document(
             admission,

@@ -28,7 +28,7 @@ def read(source: Source) -> list[Document]:
     documents = []
     for line, row in read_rows(source.path, required=["dialogue"], fold_case=True):
         if not row["dialogue"].strip():
-            raise DataError(source.path, "a row without a dialogue", line=line)
+            raise DataError(source.path, "a row without a dialogue", line=line, code="missing")
         section = row.get("section_header", "").strip()
         metadata = {SECTION: section} if section else {}
         own, second = row.get("id", "").strip(), row.get("section_text")

@@ -36,7 +36,13 @@ def read(source: Source) -> list[Document]:
         specialties = row.get("specialties", row.get("medical_specialty"))
         if specialties is None:
             message = "has no column of specialties"
-            raise DataError(source.path, message, line=1, expected="medical_specialty or specialties")
+            raise DataError(
+                source.path,
+                message,
+                line=1,
+                expected="medical_specialty or specialties",
+                code="missing_column",
+            )
         text = row["transcription"].strip()
         if not text:
             blank += 1
@@ -44,7 +50,7 @@ def read(source: Source) -> list[Document]:
         given = specialties.split("|") if "specialties" in row else [specialties]
         labels = [label.strip() for label in given if label.strip()]
         if not labels:
-            raise DataError(source.path, "a transcription without a specialty", line=line)
+            raise DataError(source.path, "a transcription without a specialty", line=line, code="missing")
         ids.setdefault(text, row.get("sample_id", "").strip() or f"{name}-{number}")
         labels_of.setdefault(text, {}).update(dict.fromkeys(labels))
     if blank:

@@ -48,21 +48,23 @@ class _Article:
             raise DataError(self.path, "no line of this format", line=line, expected=_SHAPES)
         if name != self.id:
             message, expected = "belongs to another document than the line before", "ID|t|TITLE first"
-            raise DataError(self.path, message, line=line, expected=expected)
+            raise DataError(self.path, message, line=line, expected=expected, code="conflict")
         if passage is not None:
             if self.abstract is not None:
-                raise DataError(self.path, "a second abstract of one document", line=line)
+                raise DataError(self.path, "a second abstract of one document", line=line, code="duplicate")
             self.abstract = passage[3]
         elif all(_OFFSET.fullmatch(text) for text in fields[1:3]):
             if len(fields) < 5 or not fields[4].strip():
-                raise DataError(self.path, "a mention without a type", line=line, expected=_SHAPES)
+                raise DataError(
+                    self.path, "a mention without a type", line=line, expected=_SHAPES, code="missing"
+                )
             start, end = int(fields[1]), int(fields[2])
             if start >= end:
                 message = f"{start} {end} is no stretch of text"
-                raise DataError(self.path, message, line=line, expected="START < END")
+                raise DataError(self.path, message, line=line, expected="START < END", code="out_of_range")
             self.mentions.append((line, fields[3], Span(start, end, fields[4].strip())))
         elif any(_OFFSET.fullmatch(text) for text in fields[1:3]) or not fields[1].strip():
-            raise DataError(self.path, "malformed annotation", line=line, expected=_SHAPES)
+            raise DataError(self.path, "malformed annotation", line=line, expected=_SHAPES, code="wrong_form")
 
     def document(self) -> Document:
         """Returns the document, its text as the offsets count it."""
@@ -80,7 +82,7 @@ class _Article:
         line, span = wrong[0]
         message = f"the mention ({span.label}) does not quote the text at {span.start} {span.end}"
         expected = "offsets in characters of title, blank and abstract, from 0"
-        raise DataError(self.path, message, line=line, expected=expected)
+        raise DataError(self.path, message, line=line, expected=expected, code="misquoted")
 
 
 def _articles(path: Path) -> list[_Article]:
@@ -92,7 +94,13 @@ def _articles(path: Path) -> list[_Article]:
         elif articles:
             articles[-1].take(number, line)
         else:
-            raise DataError(path, "a document does not begin here", line=number, expected="ID|t|TITLE")
+            raise DataError(
+                path,
+                "a document does not begin here",
+                line=number,
+                expected="ID|t|TITLE",
+                code="out_of_order",
+            )
     return articles
 
 
@@ -111,7 +119,7 @@ def read(source: Source) -> list[Document]:
         document = article.document()
         if documents.setdefault(document.id, document) != document:
             message = f"a second document {document.id} that differs from the first"
-            raise DataError(source.path, message, line=article.line)
+            raise DataError(source.path, message, line=article.line, code="duplicate")
     return list(documents.values())
 
 

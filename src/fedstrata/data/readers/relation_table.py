@@ -113,7 +113,7 @@ class _Table:
             message = (
                 f"the text of line {own.line} stands here once more, of another {settings.id or 'patient'}"
             )
-            raise DataError(self._path, message, line=line, expected="one of each text")
+            raise DataError(self._path, message, line=line, expected="one of each text", code="conflict")
         label = settings.relation_type
         if settings.relation is not None:
             label = self._name(line, row, settings.relation, empty=True)
@@ -130,7 +130,11 @@ class _Table:
     def _words(self, line: int, row: Mapping[str, str], column: str) -> str:
         if not row[column].strip():
             raise DataError(
-                self._path, f"the column {column!r} is blank", line=line, expected="words of the text"
+                self._path,
+                f"the column {column!r} is blank",
+                line=line,
+                expected="words of the text",
+                code="missing",
             )
         return row[column]
 
@@ -139,10 +143,18 @@ class _Table:
             return ""
         name = row[column].strip()
         if not name and not empty:
-            raise DataError(self._path, f"the column {column!r} is blank", line=line, expected="a name")
+            raise DataError(
+                self._path, f"the column {column!r} is blank", line=line, expected="a name", code="missing"
+            )
         if message := unlike_a_name(name):
             expected = f"at most {LONGEST_NAME}, in one line"
-            raise DataError(self._path, f"the column {column!r} {message}", line=line, expected=expected)
+            raise DataError(
+                self._path,
+                f"the column {column!r} {message}",
+                line=line,
+                expected=expected,
+                code="wrong_form",
+            )
         return name
 
     def _offsets(self, line: int, row: Mapping[str, str]) -> tuple[Place, Place] | None:
@@ -152,7 +164,9 @@ class _Table:
         for column in self._settings.offsets:
             if not re.fullmatch(r"[0-9]{1,12}", row[column].strip()):
                 message = f"the column {column!r} holds no offset"
-                raise DataError(self._path, message, line=line, expected="a whole number from 0")
+                raise DataError(
+                    self._path, message, line=line, expected="a whole number from 0", code="wrong_type"
+                )
             numbers.append(int(row[column]))
         return (numbers[0], numbers[1]), (numbers[2], numbers[3])
 
@@ -169,7 +183,7 @@ class _Table:
             expected = (
                 "each once, or offsets; or data.relation_table.unfound: skip, which leaves such texts out"
             )
-            raise DataError(self._path, message, line=lost[0], expected=expected)
+            raise DataError(self._path, message, line=lost[0], expected=expected, code="ambiguous")
         if lost:
             told = "texts left out whose mentions cannot be told"
             logger.warning("%s: %d of %d %s", self._path, len(lost), len(self.texts), told)

@@ -158,7 +158,9 @@ def _label(names: Sequence[str], given: _Label, path: Path, number: int) -> tupl
     if isinstance(given, str) and given in names:
         return (given,)
     allowed = ", ".join(f"{place} or {name}" for place, name in enumerate(names))
-    raise DataError(path, "the label is none of this task", line=number, expected=allowed)
+    raise DataError(
+        path, "the label is none of this task", line=number, expected=allowed, code="unknown_name"
+    )
 
 
 def _classified(task: str, path: Path, lines: Lines) -> Iterator[Document]:
@@ -199,7 +201,13 @@ def _wsc(task: str, path: Path, lines: Lines) -> Iterator[Document]:
         words = row.text.split(" ")
         if not 0 <= row.target.span2_index < len(words):
             expected = f"one of the text's {len(words)} words, from 0"
-            raise DataError(path, "target.span2_index is outside the text", line=number, expected=expected)
+            raise DataError(
+                path,
+                "target.span2_index is outside the text",
+                line=number,
+                expected=expected,
+                code="out_of_range",
+            )
         rows.setdefault((row.text, row.target.span2_index), []).append(row)
     for (text, _), together in rows.items():
         truths = {row.target.span1_text: row.label for row in together}
@@ -251,7 +259,7 @@ def task_of(path: Path) -> str:
         if found:
             return found[0]
     expected = f"a file or folder named after its task: {', '.join(TASKS)}, in any case"
-    raise DataError(path, "is of no task that is known", expected=expected)
+    raise DataError(path, "is of no task that is known", expected=expected, code="wrong_format")
 
 
 def read(source: Source) -> Iterator[Document]:

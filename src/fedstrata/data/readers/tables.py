@@ -91,12 +91,14 @@ def read_rows(
             broken += 1
         elif len(fields) != len(columns):
             expected = f"{len(columns)}, one for each column{_hint(columns)}"
-            raise DataError(path, f"a row of {len(fields)} fields", line=line, expected=expected)
+            raise DataError(
+                path, f"a row of {len(fields)} fields", line=line, expected=expected, code="wrong_count"
+            )
         else:
             sound += 1
             yield line, dict(zip(columns, fields, strict=True))
     if columns is None:
-        raise DataError(path, "holds nothing", expected="a header that names the columns")
+        raise DataError(path, "holds nothing", expected="a header that names the columns", code="missing")
     if broken:
         _tell_broken(path, broken, sound, columns)
 
@@ -105,7 +107,7 @@ def _tell_broken(path: Path, broken: int, sound: int, columns: Sequence[str]) ->
     """Logs how many rows were left out; that all were is an error of the header."""
     if not sound:
         message = f"none of its {broken} rows has as many fields as there are columns, {len(columns)}"
-        raise DataError(path, message, line=1, expected="a header that names each column")
+        raise DataError(path, message, line=1, expected="a header that names each column", code="wrong_count")
     logger.warning("%s: %d rows with another number of fields left out", path, broken)
 
 
@@ -118,12 +120,16 @@ def _columns(path: Path, names: Sequence[str], required: Sequence[str]) -> list[
     missing = [name for name in required if name not in names]
     if missing:
         expected = f"a header with {', '.join(required)}{_hint(names)}"
-        raise DataError(path, f"has no column {', '.join(missing)}", line=1, expected=expected)
+        raise DataError(
+            path, f"has no column {', '.join(missing)}", line=1, expected=expected, code="missing_column"
+        )
     twice = [number for number, name in enumerate(names, start=1) if name and names.count(name) > 1]
     if twice:
         # Not by their names: the first row of a file without a header is text.
         message = f"columns {twice[0]} and {twice[1]} have one name"
-        raise DataError(path, message, line=1, expected="a header that names each column once")
+        raise DataError(
+            path, message, line=1, expected="a header that names each column once", code="duplicate"
+        )
     return list(names)
 
 
@@ -131,10 +137,10 @@ def _malformed(path: Path, line: int, reason: str) -> DataError:
     """Says what is wrong with a row; csv's own messages quote nothing of it."""
     if "field larger" in reason:
         message = f"a field of more than {LONGEST_FIELD} characters"
-        return DataError(path, message, line=line, expected="every quotation mark closed")
+        return DataError(path, message, line=line, expected="every quotation mark closed", code="too_long")
     if "unexpected end" in reason:
         message = "a quoted field that begins in this row is not closed before the file ends"
-        return DataError(path, message, line=line)
+        return DataError(path, message, line=line, code="cut_short")
     return DataError(path, f"malformed row: {reason}", line=line, expected='quotes in a field doubled: ""')
 
 
@@ -154,16 +160,18 @@ def read_records(path: Path) -> Iterator[tuple[str, Mapping[str, str]]]:
         value = json.loads(read_text(path))
     except json.JSONDecodeError as error:
         # Without its message, which says no more; and without the text, which may be a note.
-        raise DataError(path, "is no JSON", line=error.lineno, expected=_RECORDS) from None
+        raise DataError(path, "is no JSON", line=error.lineno, expected=_RECORDS, code="not_json") from None
     if isinstance(value, list):
         named: list[tuple[str, Any]] = [("", record) for record in value]
     elif isinstance(value, dict):
         named = list(value.items())
     else:
-        raise DataError(path, f"holds {type(value).__name__}", expected=_RECORDS)
+        raise DataError(path, f"holds {type(value).__name__}", expected=_RECORDS, code="wrong_type")
     for number, (name, record) in enumerate(named, start=1):
         if not isinstance(record, dict):
-            raise DataError(path, f"record {number} is {type(record).__name__}", expected=_RECORDS)
+            raise DataError(
+                path, f"record {number} is {type(record).__name__}", expected=_RECORDS, code="wrong_type"
+            )
         known = ((key, field) for key, field in record.items() if not isinstance(field, bool))
         yield name, {key.strip().lower(): str(field) for key, field in known if isinstance(field, str | int)}
 
@@ -193,5 +201,7 @@ def named_records(path: Path) -> dict[str, Mapping[str, Any]] | None:
     if not named or not all(isinstance(record, dict) for record in named.values()):
         return None
     if repeated:
-        raise DataError(path, "an object has one name twice", expected="another name for each")
+        raise DataError(
+            path, "an object has one name twice", expected="another name for each", code="duplicate"
+        )
     return dict(named)

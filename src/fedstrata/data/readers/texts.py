@@ -39,7 +39,7 @@ def find_texts(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> list[Source
     if path.is_file():
         return [Source(path)]
     if not path.is_dir():
-        raise DataError(path, "no such file or folder", expected=_patterns(suffixes))
+        raise DataError(path, "no such file or folder", expected=_patterns(suffixes), code="not_found")
     sources = []
     for file in sorted(path.rglob("*")):
         place = file.relative_to(path)
@@ -48,7 +48,9 @@ def find_texts(path: Path, suffixes: tuple[str, ...] = _SUFFIXES) -> list[Source
             folder = place.parent.as_posix()
             sources.append(Source(file, prefix="" if folder == "." else f"{folder}/"))
     if not sources:
-        raise DataError(path, "holds no texts", expected=f"{_patterns(suffixes)}, at any depth")
+        raise DataError(
+            path, "holds no texts", expected=f"{_patterns(suffixes)}, at any depth", code="not_enough_data"
+        )
     return sources
 
 

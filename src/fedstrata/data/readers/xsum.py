@@ -68,14 +68,16 @@ def _parts(path: Path) -> dict[str, str]:
     }
     if lacking := [heading for heading in (_SUMMARY, _ARTICLE) if heading not in parts]:
         expected = f"lines [SN]{_SUMMARY}[SN] and [SN]{_ARTICLE}[SN]"
-        raise DataError(path, f"has no line [SN]{lacking[0]}[SN]", expected=expected)
+        raise DataError(path, f"has no line [SN]{lacking[0]}[SN]", expected=expected, code="missing")
     return parts
 
 
 def _split_of(name: str, path: Path, scheme: Path) -> str:
     split = _published(scheme, scheme.stat().st_mtime_ns).get(name)
     if split is None:
-        raise DataError(path, f"is in no part of {scheme.name}", expected="an article that it names")
+        raise DataError(
+            path, f"is in no part of {scheme.name}", expected="an article that it names", code="not_found"
+        )
     return split
 
 
@@ -85,13 +87,17 @@ def _published(path: Path, written: int) -> Mapping[str, str]:
     try:
         found = json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise DataError(path, "is no JSON", line=error.lineno, expected="an object") from None
+        raise DataError(
+            path, "is no JSON", line=error.lineno, expected="an object", code="not_json"
+        ) from None
     lists = found if isinstance(found, dict) else {}
     if set(lists) != set(_PARTS) or not all(isinstance(names, list) for names in lists.values()):
-        raise DataError(path, "is no list of a split", expected=f"names in {', '.join(_PARTS)}")
+        raise DataError(
+            path, "is no list of a split", expected=f"names in {', '.join(_PARTS)}", code="wrong_form"
+        )
     parts = {str(name): part for part in _PARTS for name in lists[part]}
     if len(parts) < sum(len({*map(str, lists[part])}) for part in _PARTS):
-        raise DataError(path, "names an article in two parts", expected="one part for each")
+        raise DataError(path, "names an article in two parts", expected="one part for each", code="duplicate")
     return parts
 
 

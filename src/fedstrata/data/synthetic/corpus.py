@@ -71,15 +71,23 @@ def generate(
     """
     problems = []
     if sites < 1:
-        problems.append(Problem("sites", f"{sites} sites; at least 1 is needed"))
+        problems.append(Problem("sites", f"{sites} sites; at least 1 is needed", code="out_of_range"))
     if notes < max(sites, 1):
         problems.append(
-            Problem("notes", f"{notes} notes; at least one for each of the {sites} sites is needed")
+            Problem(
+                "notes",
+                f"{notes} notes; at least one for each of the {sites} sites is needed",
+                code="out_of_range",
+            )
         )
     if imbalance is not None and not 0 <= imbalance < math.inf:
-        problems.append(Problem("imbalance", f"{imbalance:g}; it must be 0 or more, and finite"))
+        problems.append(
+            Problem("imbalance", f"{imbalance:g}; it must be 0 or more, and finite", code="out_of_range")
+        )
     if notes_per_patient is not None and notes_per_patient < 1:
-        problems.append(Problem("notes_per_patient", f"{notes_per_patient}; it must be 1 or more"))
+        problems.append(
+            Problem("notes_per_patient", f"{notes_per_patient}; it must be 1 or more", code="out_of_range")
+        )
     refuse(problems)
     root = Seed(seed).child("synthetic")
     documents = []

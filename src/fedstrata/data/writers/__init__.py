@@ -35,7 +35,9 @@ def _single_texts(documents: Iterable[Document]) -> Iterator[Document]:
     for document in documents:
         if document.text_pair is not None:
             message = "is a pair of texts, and this format holds single ones"
-            raise DataError(f"document {document.id!r}", message, expected="the format jsonl")
+            raise DataError(
+                f"document {document.id!r}", message, expected="the format jsonl", code="not_supported"
+            )
         yield document
 
 
@@ -67,7 +69,7 @@ def write(documents: Sequence[Document], folder: Path, format: str, *, patients:
     """
     if format not in FORMATS:
         message = f"the format {format!r} is none of {', '.join(FORMATS)}"
-        raise ConfigurationError([Problem("", message)])
+        raise ConfigurationError([Problem("", message, code="unknown_name")])
     written = FORMATS[format](documents if format == "jsonl" else _single_texts(documents))
     if patients and format in WITHOUT_PATIENTS:
         written = chain(written, _patients(documents))
@@ -79,4 +81,4 @@ def write(documents: Sequence[Document], folder: Path, format: str, *, patients:
                 target.write_bytes(text.encode())
             except UnicodeEncodeError as error:
                 message = f"character {error.start} is half a surrogate pair and cannot be written as UTF-8"
-                raise DataError(str(path), message) from None
+                raise DataError(str(path), message, code="not_utf8") from None

@@ -33,7 +33,9 @@ def _concepts(document: Document) -> dict[int, Span]:
             concepts[index] = Span(*bounds, checked_label(span.label), assertion=span.assertion)
             if span.assertion and span.assertion not in ASSERTIONS:
                 what, expected = f"assertion {span.assertion!r}", f"one of {', '.join(ASSERTIONS)}"
-                raise DataError(what, "cannot be written in an .ast file", expected=expected)
+                raise DataError(
+                    what, "cannot be written in an .ast file", expected=expected, code="unknown_name"
+                )
     return concepts
 
 
@@ -45,7 +47,9 @@ def checked_label(label: str) -> str:
     """
     if '"' in label or not label.isprintable() or label != label.strip():
         expected = "no quotation mark, line break or outer blank"
-        raise DataError(f"label {label!r}", "cannot be written in a .con file", expected=expected)
+        raise DataError(
+            f"label {label!r}", "cannot be written in a .con file", expected=expected, code="wrong_form"
+        )
     return label
 
 

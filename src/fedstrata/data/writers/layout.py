@@ -26,7 +26,7 @@ def _split_of(document: Document) -> str:
 def _checked(name: str, what: str) -> str:
     if {"/", "\\"} & set(name) or name.startswith(".") or not name.isprintable() or len(name.encode()) > 200:
         expected = "at most 200 bytes, no stroke, no leading dot, no line break"
-        raise DataError(what, "cannot name a file or folder", expected=expected)
+        raise DataError(what, "cannot name a file or folder", expected=expected, code="wrong_form")
     return name
 
 
@@ -39,7 +39,10 @@ def name_of(document: Document) -> str:
     *folders, name = document.id.split("/")
     if not name.strip() or not document.id.isprintable():
         raise DataError(
-            f"document {document.id!r}", "its id cannot be written", expected="printable characters"
+            f"document {document.id!r}",
+            "its id cannot be written",
+            expected="printable characters",
+            code="wrong_form",
         )
     sites, split = set(document.site.split("/")), _split_of(document)
     kept = [part for part in folders if part not in sites and (split_within(part) or part) != split]
@@ -59,9 +62,13 @@ def _folder_of(document: Document) -> PurePosixPath:
     sites, split = [part for part in document.site.split("/") if part], _split_of(document)
     for part in sites:
         if split_named(part):
-            raise DataError(f"site {part!r}", "would be read as a split", expected="another name")
+            raise DataError(
+                f"site {part!r}", "would be read as a split", expected="another name", code="reserved"
+            )
     if split and split not in SPLITS.values():
-        raise DataError(f"split {split!r}", "is none", expected="train, validation or test")
+        raise DataError(
+            f"split {split!r}", "is none", expected="train, validation or test", code="unknown_name"
+        )
     return PurePosixPath(*(_checked(part, f"site {part!r}") for part in sites), split)
 
 
@@ -78,7 +85,9 @@ def by_folder(documents: Iterable[Document]) -> dict[PurePosixPath, list[Documen
         folder = _folder_of(document)
         name = folder / name_of(document)
         if name in names:
-            raise DataError(f"document {document.id!r}", f"is the second one called {str(name)!r}")
+            raise DataError(
+                f"document {document.id!r}", f"is the second one called {str(name)!r}", code="duplicate"
+            )
         names.add(name)
         groups.setdefault(folder, []).append(document)
     corpus = [document for group in groups.values() for document in group]
@@ -86,12 +95,16 @@ def by_folder(documents: Iterable[Document]) -> dict[PurePosixPath, list[Documen
     # Beside each other, names of sites could be taken for splits.
     for part in sorted({part for site in sites for part in site.split("/")}) if len(sites) > 1 else []:
         if split_within(part):
-            raise DataError(f"site {part!r}", "could be read as a split", expected="another name")
+            raise DataError(
+                f"site {part!r}", "could be read as a split", expected="another name", code="reserved"
+            )
     for what, value_of in (("site", attrgetter("site")), ("split", _split_of)):
         values = [value_of(document) for document in corpus]
         if any(values) and not all(values):
             document = corpus[values.index("")]
-            raise DataError(f"document {document.id!r}", f"has no {what}, and others have one")
+            raise DataError(
+                f"document {document.id!r}", f"has no {what}, and others have one", code="missing"
+            )
     return groups
 
 
@@ -105,8 +118,12 @@ class FileLabels:
         """Returns the label as the file spells it."""
         written = label_to_file(label)
         if not written:
-            raise DataError(f"label {label!r}", "cannot be written", expected="a label that is not blank")
+            raise DataError(
+                f"label {label!r}", "cannot be written", expected="a label that is not blank", code="missing"
+            )
         first = self._labels.setdefault(written, label)
         if first != label:
-            raise DataError(f"label {label!r}", f"would be written as {written!r}, as is {first!r}")
+            raise DataError(
+                f"label {label!r}", f"would be written as {written!r}, as is {first!r}", code="duplicate"
+            )
         return written

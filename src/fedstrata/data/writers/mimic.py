@@ -74,7 +74,7 @@ def files(documents: Iterable[Document]) -> Iterator[WrittenFile]:
         for label in document.labels:
             if not (code := without_dot(label)):
                 what = f"the label {label!r} is no ICD-9-CM diagnosis code"
-                raise DataError(f"document {document.id!r}", what)
+                raise DataError(f"document {document.id!r}", what, code="wrong_form")
             codes[_admission(document)][code] = None
     stays = [(subjects[key[:2]], number, key) for key, number in admissions.items()]
     notes = []

@@ -110,9 +110,11 @@ def too_large(method: str, numbers: int, largest: int) -> Problem | None:
         return None
     what = f"{method} sends {sent:,} bytes of this model in one message"
     if least <= MOST_MEGABYTES:
-        return Problem("--megabytes", f"must be at least {least}, not {largest // _MEGABYTE}: {what}")
+        message = f"must be at least {least}, not {largest // _MEGABYTE}: {what}"
+        return Problem("--megabytes", message, code="out_of_range")
     helps = "what helps: fewer blocks that train, an adapter, a smaller model, or fedstrata run (workers)"
-    return Problem("method.name", f"{what}, which carries at most {MOST_MEGABYTES:,} MB; {helps}")
+    message = f"{what}, which carries at most {MOST_MEGABYTES:,} MB; {helps}"
+    return Problem("method.name", message, code="too_large")
 
 
 def held(experiment: Experiment) -> dict[str, JSON]:
@@ -176,7 +178,7 @@ class Agreements:
         theirs, rows, length, trained, weights = said
         maps = all(isinstance(each, dict) for each in (theirs, trained, weights))
         if not maps or not all(isinstance(each, int) and each > 0 for each in (rows, length)):
-            raise RefusedError(f"client {client!r} does not say what it holds")
+            raise RefusedError(f"client {client!r} does not say what it holds", code="missing")
         if self._purpose == TRAINING:
             info_of(client, greeting)
             for what in ("documents", "windows"):
@@ -188,7 +190,7 @@ class Agreements:
         agreement = agreement_of(self._experiment, client, rows, length, self._purpose, shapes, self._numbers)
         # Settings first: other labels make another head, and are what there is to be said of it.
         if different := agreement.differences(theirs, client):
-            raise RefusedError(different + self._who_decides(theirs))
+            raise RefusedError(different + self._who_decides(theirs), code="conflict")
         _require_equal(client, _told(shapes), trained)
         if agreement.largest > self.largest:
             least = -(-agreement.largest // _MEGABYTE)
@@ -196,7 +198,8 @@ class Agreements:
             raise RefusedError(
                 f"client {client!r} has batches of {rows} rows of up to {length}: messages of "
                 f"{agreement.largest} bytes, where the server takes {self.largest} at most; a smaller "
-                f"training.batch_size or eval_batch_size may help{more}"
+                f"training.batch_size or eval_batch_size may help{more}",
+                code="too_large",
             )
         self._compare(client, weights)
         return agreement
@@ -209,11 +212,14 @@ class Agreements:
 
         known, clients = greeting.get("known"), len(self._cuts)
         if not is_count(known) or not known:
-            raise RefusedError(f"client {client!r} does not state how many sites its lock has")
+            raise RefusedError(
+                f"client {client!r} does not state how many sites its lock has", code="missing"
+            )
         if (needed := threshold(known)) > threshold(clients):
             raise RefusedError(
                 f"the lock of client {client!r} has {known} sites, so that it demands {needed} of them in "
-                f"each sum; this run has {clients} sites. Its lock must name the sites of this run alone"
+                f"each sum; this run has {clients} sites. Its lock must name the sites of this run alone",
+                code="out_of_range",
             )
 
     def _who_decides(self, theirs: Mapping[str, JSON]) -> str:
@@ -247,15 +253,18 @@ class Agreements:
         if lacking := [name for name in own if not isinstance(weights.get(name), str)]:
             raise RefusedError(
                 f"client {client!r} does not say which weights it holds: {len(lacking)} hashes are not "
-                f"there, that of {lacking[0]} for one"
+                f"there, that of {lacking[0]} for one",
+                code="missing",
             )
         if more := sorted(weights.keys() - set(own)):
-            raise RefusedError(f"client {client!r} says a hash of {more[0]}, which its side has not")
+            message = f"client {client!r} says a hash of {more[0]}, which its side has not"
+            raise RefusedError(message, code="unknown_name")
         for whose, said in (("the server", self._own), ("the beginning of the run", self.known)):
             if wrong := [name for name in own if said.get(name, weights[name]) != weights[name]]:
                 raise RefusedError(
                     f"{len(wrong)} of the weights are not the same; the hash of {wrong[0]} is "
-                    f"{weights[wrong[0]]} at client {client!r}, {said[wrong[0]]} at {whose}"
+                    f"{weights[wrong[0]]} at client {client!r}, {said[wrong[0]]} at {whose}",
+                    code="other_weights",
                 )
 
 
@@ -291,7 +300,8 @@ def _require_equal(client: str, expected: Mapping[str, JSON], trained: Mapping[s
     if wrong := sorted(name for name in {*expected, *trained} if expected.get(name) != trained.get(name)):
         raise RefusedError(
             f"what trains is not the same; {wrong[0]} is {trained.get(wrong[0])} at client {client!r}, "
-            f"{expected.get(wrong[0])} at the server"
+            f"{expected.get(wrong[0])} at the server",
+            code="conflict",
         )
 
 
@@ -308,7 +318,8 @@ def info_of(client: str, greeting: Mapping[str, JSON]) -> ClientInfo:
     """
     examples = greeting.get("examples")
     if not is_count(examples) or not examples:
-        raise RefusedError(f"client {client!r} does not say how many training examples it has")
+        message = f"client {client!r} does not say how many training examples it has"
+        raise RefusedError(message, code="missing")
     return ClientInfo(client, examples)
 
 
@@ -321,7 +332,8 @@ def documents_of(client: str, greeting: Mapping[str, JSON], what: str = "documen
     said = greeting.get(what)
     said = said if isinstance(said, dict) else {}
     if lacking := [part for part in PARTS if not is_count(said.get(part))]:
-        raise RefusedError(f"client {client!r} does not say how many {what} it has of {', '.join(lacking)}")
+        message = f"client {client!r} does not say how many {what} it has of {', '.join(lacking)}"
+        raise RefusedError(message, code="missing")
     return {part: count for part in PARTS if is_count(count := said[part])}
 
 

@@ -192,7 +192,8 @@ class RemoteEngine(Engine):
                 self._greetings[client] = self.hub.greeting(client)
                 here.append(client)
         if len(here) < max(1, len(self._names) if needed is None else needed):
-            raise LineError(f"of the clients that are needed only {', '.join(here) or 'nobody'} is here")
+            message = f"of the clients that are needed only {', '.join(here) or 'nobody'} is here"
+            raise LineError(message, code="clients_lost")
         self._here = [name for name in self._names if name in here]
         self._given_up = set(self._names) - set(here)
         for client in self._here:

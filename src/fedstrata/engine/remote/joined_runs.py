@@ -38,9 +38,13 @@ _VERSION = "fedstrata"
 class OtherRunError(RefusedError):
     """The server names another run than the one that this site has joined."""
 
+    code = "other_run"
+
 
 class ChangedSettingsError(RefusedError):
     """The server has changed settings of a run that must stay as they were when the run was joined."""
+
+    code = "changed"
 
 
 class JoinedRuns:
@@ -82,7 +86,7 @@ class JoinedRuns:
             ChangedSettingsError: Settings are not those with which the run was joined.
         """
         if not isinstance(run, str):
-            raise FrameError(f"the server names no run to join, but {run!r:.40}")
+            raise FrameError(f"the server names no run to join, but {run!r:.40}", code="wrong_form")
         folder = home_of(self._home, run)
         with self._database() as connection:
             known = self._joined(connection)
@@ -159,7 +163,8 @@ class JoinedRuns:
         if run in known:
             raise OtherRunError(
                 f"the server names run {run}, which this site left when it joined run {known[-1]}; a run "
-                "that was left is not joined again"
+                "that was left is not joined again",
+                code="run_left",
             )
         if len(known) >= self._runs:
             raise OtherRunError(

@@ -88,7 +88,7 @@ class RemoteClient:
         sites = {site.id: site for site in sites_of(experiment)[1]}
         if client not in sites:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
-            raise ConfigurationError([Problem("--client", message)])
+            raise ConfigurationError([Problem("--client", message, code="unknown_name")])
         self.id, self._site = client, sites[client]
         private_folder(home)  # what it keeps there is nobody else's
         training = experiment.settings.training
@@ -345,9 +345,11 @@ class RemoteClient:
         if name == SCORE:
             return self._scoring.score
         if self._secure is not None:
-            raise FrameError(f"the server asks for {name!r} in the clear, and this client sums under masks")
+            message = f"the server asks for {name!r} in the clear, and this client sums under masks"
+            raise FrameError(message, code="conflict")
         if not is_handler(self._experiment.method, name):
-            raise FrameError(f"the server asks for {name!r}, which no client of this method runs")
+            message = f"the server asks for {name!r}, which no client of this method runs"
+            raise FrameError(message, code="unknown_name")
         return None
 
 

@@ -58,10 +58,10 @@ def gathered(
         try:
             tally, own = _said_numbers(update, "tally"), _said_numbers(update, "apart")
             if min(tally.values(), default=0.0) < 0:
-                raise FrameError("what a client has counted is less than nothing")
+                raise FrameError("what a client has counted is less than nothing", code="out_of_range")
             if not 0 < update.weight <= documents[info.id]:
                 told = f"scores came of {update.weight:g} documents"
-                raise FrameError(f"{told}; the client has {documents[info.id]}")
+                raise FrameError(f"{told}; the client has {documents[info.id]}", code="not_agreed")
             floors_of_client = _said_floors(task, update) if metric is not None else {}
             clients[info.id] = _scores(task, tally, own)
         except FrameError as error:
@@ -127,9 +127,10 @@ def summed(
     try:
         known = documents.keys() >= set(clients)  # a sum that a killed server left may have others
         if known and counted != sum(documents[client] for client in clients):
-            raise FrameError(f"scores came of {counted} documents, which are not those of the clients")
+            told = f"scores came of {counted} documents, which are not those of the clients"
+            raise FrameError(told, code="not_agreed")
         if not all(is_number(value, _LARGEST * len(clients)) for value in tally.values()):
-            raise FrameError("what was counted is too much")
+            raise FrameError("what was counted is too much", code="out_of_range")
         scores = _scores(task, tally, {})
     except FrameError as error:
         cohort.book.warn(f"the {part} scores are of no use: {error}")
@@ -166,7 +167,8 @@ def _numbers(said: Any, name: str) -> dict[str, float]:
         ):
             return own
         case _:
-            raise FrameError(f"what a client says of its documents ({name}) is no numbers by name")
+            message = f"what a client says of its documents ({name}) is no numbers by name"
+            raise FrameError(message, code="wrong_type")
 
 
 def _said_floors(task: Task, update: Update) -> dict[str, Tally | None]:
@@ -179,12 +181,12 @@ def _said_floors(task: Task, update: Update) -> dict[str, Tally | None]:
     """
     said = update.values.get("floors", {})
     if not isinstance(said, dict) or not said.keys() <= {*task.floor_names, UNTRAINED}:
-        raise FrameError("what a client says of floors is of none of this task's")
+        raise FrameError("what a client says of floors is of none of this task's", code="unknown_name")
     floors = {name: own if own is None else _numbers(own, "floors") for name, own in said.items()}
     for tally in floors.values():
         if tally is None:
             continue
         if min(tally.values(), default=0.0) < 0:
-            raise FrameError("what a client has counted is less than nothing")
+            raise FrameError("what a client has counted is less than nothing", code="out_of_range")
         _scores(task, tally, {})
     return dict(floors)

@@ -103,15 +103,19 @@ def with_shared(source: Source, told: Mapping[str, Any], guard: PolicyGuard | No
     there, here = told.get("fedstrata"), version("fedstrata")
     said = told.get("settings")
     if not isinstance(said, dict):
-        raise RefusedError("the server trains nothing: it holds a model that answers")
+        message = "the server trains nothing: it holds a model that answers"
+        raise RefusedError(message, code="not_supported")
     if there != here:
-        raise RefusedError(f"the server has fedstrata {there!s:.20}, and this is {here}")
+        message = f"the server has fedstrata {there!s:.20}, and this is {here}"
+        raise RefusedError(message, code="other_version")
     if not set(said) <= set(SHARED):
         raise FrameError(
-            f"the server says {sorted(set(said) - set(SHARED))[0]!r:.40}, which is a site's to say"
+            f"the server says {sorted(set(said) - set(SHARED))[0]!r:.40}, which is a site's to say",
+            code="site_decides",
         )
     if isinstance(privacy := said.get("privacy"), dict) and privacy.get("budget") is not None:
-        raise FrameError("the server says privacy.budget, which is a site's to say")
+        message = "the server says privacy.budget, which is a site's to say"
+        raise FrameError(message, code="site_decides")
     if guard is not None:
         guard.require_method(said)
     methods, models = (guard.policy.methods, guard.policy.model_names) if guard is not None else (None, None)
@@ -130,7 +134,7 @@ def with_shared(source: Source, told: Mapping[str, Any], guard: PolicyGuard | No
     problems = []
     for section, value in source.values.items():
         if (wrong := _other(section, value, said)) is not None:
-            problems.append(source.problem(*wrong))
+            problems.append(source.problem(*wrong, "server_decides"))
         else:
             _lay(shared, section, value, source)
     checked = check_settings(shared)
@@ -142,7 +146,8 @@ def with_shared(source: Source, told: Mapping[str, Any], guard: PolicyGuard | No
         section = path.partition(".")[0]
         if section not in said or section in broken or path.startswith((*OWN, *wrong_already)):
             continue
-        problems.append(shared.problem(path, _servers(mine, other) + "; leave it out here"))
+        message = _servers(mine, other) + "; leave it out here"
+        problems.append(shared.problem(path, message, "server_decides"))
     if problems:
         raise ConfigurationError(problems)
     return shared
@@ -185,7 +190,7 @@ def _unnamed_code(
                     f"the server names {printable(name)}, code that this site has not agreed to run: "
                     "install it here as a package with entry points, or name it in this site's configuration"
                 )
-                yield Problem(".".join(path), message)
+                yield Problem(".".join(path), message, code="not_named_here")
 
 
 def _unnamed_models(
@@ -214,7 +219,7 @@ def _unnamed_models(
                 f"the server names {printable(name)}, which this site has not agreed to read: name it in "
                 f"this site's configuration (model.{key}), or in its policy (model_names)"
             )
-            yield Problem(f"model.{key}", message)
+            yield Problem(f"model.{key}", message, code="not_named_here")
 
 
 def _unnamed_templates(said: Mapping[str, Any], own: Mapping[str, Any]) -> Iterator[Problem]:
@@ -230,7 +235,7 @@ def _unnamed_templates(said: Mapping[str, Any], own: Mapping[str, Any]) -> Itera
                 f"the server names the file {printable(place[key])} of this machine, which this site has not "
                 "agreed to read: a server gives the text of a template"
             )
-            yield Problem(f"task.{key}", message)
+            yield Problem(f"task.{key}", message, code="not_named_here")
 
 
 def _templates(task: Any) -> Iterator[tuple[dict[str, Any], str]]:
@@ -251,7 +256,7 @@ def _repeatable_noise(said: Mapping[str, Any], own: Mapping[str, Any]) -> Iterat
             "the server has seeded, noise that it can draw again and subtract, which protects nothing; for "
             "an experiment this site's configuration must have it too (privacy: {noise: seeded})"
         )
-        yield Problem("privacy.noise", message)
+        yield Problem("privacy.noise", message, code="not_named_here")
 
 
 def _names_in(value: Any) -> list[str]:

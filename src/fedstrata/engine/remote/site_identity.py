@@ -40,10 +40,10 @@ def secure_turns_of(
     for option, path in (("--identity", identity), ("--lock", lock)):
         if asked and path is None:
             message = "is needed: the run has privacy.secure_aggregation (see fedstrata keys --help)"
-            problems.append(Problem(option, message))
+            problems.append(Problem(option, message, code="missing"))
         if path is not None and not asked:
             message = "is given, and the server says privacy.secure_aggregation: false; nothing was sent"
-            problems.append(Problem(option, message))
+            problems.append(Problem(option, message, code="no_effect"))
     if problems:
         raise ConfigurationError(problems)
     if identity is None or lock is None:

@@ -33,6 +33,8 @@ from fedstrata.record.log import Listener
 from fedstrata.wire import frame
 
 _MEGABYTE = 2**20
+_REFUSED = "policy_refused"
+"""The code of what a line of the policy is against."""
 
 
 class PolicyGuard:
@@ -63,7 +65,7 @@ class PolicyGuard:
         named = [name for name in policy.methods or () if not is_reference(name)]
         unknown = [name for name in named if name not in METHODS]
         told = [f"there is no method {name!r}{did_you_mean(name, METHODS, before='; ')}" for name in unknown]
-        refuse([source.problem("methods", message) for message in told])
+        refuse([source.problem("methods", message, "unknown_name") for message in told])
         return cls(policy, source)
 
     def require_method(self, said: Mapping[str, Any]) -> None:
@@ -75,7 +77,7 @@ class PolicyGuard:
         section = said.get("method")
         name = section.get("name") if isinstance(section, Mapping) else None
         if isinstance(name, str) and not METHODS.is_own(name):
-            refuse_by_policy(self._source.problem(*each) for each in self._against_method(name))
+            refuse_by_policy(self._source.problem(*each, _REFUSED) for each in self._against_method(name))
 
     def require_settings(self, settings: RunSettings) -> None:
         """Checks a run by what the server says of it, before anything of it is loaded.
@@ -83,7 +85,7 @@ class PolicyGuard:
         Raises:
             PolicyError: The policy does not allow it; all lines that it is against at once.
         """
-        refuse_by_policy(self._source.problem(*each) for each in self._against(settings))
+        refuse_by_policy(self._source.problem(*each, _REFUSED) for each in self._against(settings))
 
     def require_experiment(self, experiment: Experiment, client: str) -> None:
         """Checks the model that was loaded, and what its noise spends.
@@ -93,14 +95,15 @@ class PolicyGuard:
         """
         policy, problems = self.policy, []
         if policy.models is not None and (found := fingerprint_of(experiment)) not in policy.models:
-            problems.append(Problem("models", f"the model of this run, {found}, is none of those"))
+            message = f"the model of this run, {found}, is none of those"
+            problems.append(Problem("models", message, code=_REFUSED))
         privacy = experiment.privacy
         if policy.epsilon is not None and privacy.mechanism != "none":
             spends = privacy.epsilon(client, privacy.turns)
             if spends is None or spends > policy.epsilon:
                 told = "without bound" if spends is None else f"up to {spends:.4g}"
                 message = f"at most {policy.epsilon:g} here, and the run spends {told}"
-                problems.append(Problem("epsilon", message))
+                problems.append(Problem("epsilon", message, code="unbounded" if spends is None else _REFUSED))
         refuse_by_policy(self._source.located(problems))
 
     def permit(self, order: Order, runs: JoinedRuns, rounds: int, listen: Listener) -> None:
@@ -117,7 +120,7 @@ class PolicyGuard:
         """
         wrong = next(self._against_task(order, runs, rounds), None)
         if wrong is not None:
-            listen("policy_refused", {"message": str(self._source.problem(*wrong))})
+            listen("policy_refused", {"message": str(self._source.problem(*wrong, _REFUSED))})
             raise PolicyRefusedError("this site's policy does not allow it; nothing was computed")
 
     def _against(self, settings: RunSettings) -> Iterator[tuple[str, str]]:

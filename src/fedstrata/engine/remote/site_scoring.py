@@ -73,14 +73,17 @@ class SiteScoring:
         """
         part, task, private = plan.values.get("part"), self._site.task, self._experiment.privacy.settings
         if part not in PARTS:
-            raise FrameError(f"the server asks for scores of {part!r}, which is no part of the data")
+            message = f"the server asks for scores of {part!r}, which is no part of the data"
+            raise FrameError(message, code="unknown_name")
         if (private.by_unit or masked) and part == PARTS[0]:
-            raise FrameError("the server asks for scores of documents that are trained on privately")
+            message = "the server asks for scores of documents that are trained on privately"
+            raise FrameError(message, code="not_private")
         self._listen("scoring", {"part": part})
         started, documents = time.perf_counter(), self._site.scored(str(part))
         floors = {} if masked or not plan.values.get("floors") else self._floors(client, documents)
         if masked and not documents:
-            raise FrameError(f"there are no {part} documents here, and a sum with nothing in it hides nobody")
+            message = f"there are no {part} documents here, and a sum with nothing in it hides nobody"
+            raise FrameError(message, code="not_enough_data")
         model = self._experiment.model
         model.load(plan.tensors)
         if self._experiment.method.personal:  # what else a store holds is not what was learnt
@@ -107,7 +110,7 @@ class SiteScoring:
         if (cut := self._experiment.method.divides(self._site.id)) is None:
             return nullcontext()
         if client.line is None:
-            raise FrameError("the server asks for scores, and runs no middle for them")
+            raise FrameError("the server asks for scores, and runs no middle for them", code="not_supported")
         method = divided_method(self._experiment.method)
         remote = RemoteMiddle(client.line, method.wire, cut)
         noise = method.noise_of(rng if client.secret is None else Seed(client.secret, rng.path))

@@ -214,7 +214,8 @@ class RemoteTurns:
             turn.ready = header
             return
         if header.kind != Kind.UPDATE or turn.stays != turn.fetched:
-            raise FrameError(f"client {client!r} sent {header.kind.name} in the middle of a turn")
+            message = f"client {client!r} sent {header.kind.name} in the middle of a turn"
+            raise FrameError(message, code="out_of_order")
         self.check(turn.order, frame.decode(content, Update))
         said = turn.ready or header
         seconds = min(max(said.seconds, 0.0), time.perf_counter() - turn.began)
@@ -287,12 +288,14 @@ def check_update(update: Update) -> None:
         FrameError: It would spoil an average, or the record.
     """
     if not (math.isfinite(update.weight) and update.weight >= 0):
-        raise FrameError(f"an update weighs {update.weight:g}; it must be a finite number of 0 or more")
+        message = f"an update weighs {update.weight:g}; it must be a finite number of 0 or more"
+        raise FrameError(message, code="out_of_range")
     if not isinstance(update.values.get("loss", 0.0), float):
-        raise FrameError("an update's loss is no number")
+        raise FrameError("an update's loss is no number", code="wrong_type")
     for name, value in update.values.items():
         if isinstance(value, int | float) and not abs(value) <= LARGEST_WEIGHT:
-            raise FrameError(f"an update says {name:.40}={value!r:.40}, which cannot be averaged")
+            message = f"an update says {name:.40}={value!r:.40}, which cannot be averaged"
+            raise FrameError(message, code="out_of_range")
     require_moderate(update.tensors)
 
 
@@ -308,17 +311,19 @@ def check_trained(update: Update, weight: float, due: Tensors) -> None:
         FrameError: It is not.
     """
     if update.weight != weight:
-        raise FrameError(f"an update weighs {update.weight:g}, and not {weight:g}")
+        raise FrameError(f"an update weighs {update.weight:g}, and not {weight:g}", code="not_agreed")
     if lacking := sorted(due.keys() - update.tensors.keys()):
         raise FrameError(
-            f"an update lacks {len(lacking)} of the weights that were to be trained, {lacking[0]} for one"
+            f"an update lacks {len(lacking)} of the weights that were to be trained, {lacking[0]} for one",
+            code="missing",
         )
     for name, tensor in update.tensors.items():
         if name not in due:
-            raise FrameError(f"tensor {name!r} came, which is nothing that the client was to send")
+            message = f"tensor {name!r} came, which is nothing that the client was to send"
+            raise FrameError(message, code="not_agreed")
         if tensor.dtype != due[name].dtype or tensor.shape != due[name].shape:
             came, wanted = (
                 f"{str(each.dtype).removeprefix('torch.')} {tuple(each.shape)}"
                 for each in (tensor, due[name])
             )
-            raise FrameError(f"tensor {name!r} came as {came}, not {wanted}")
+            raise FrameError(f"tensor {name!r} came as {came}, not {wanted}", code="wrong_shape")

@@ -25,6 +25,8 @@ TRIES = 2
 class WorkerLostError(TrainingError):
     """The workers that something was computed in have ended before it was done."""
 
+    code = "worker_lost"
+
 
 @dataclass
 class Job:

@@ -86,11 +86,13 @@ class RayPreparation:
                 f"ray cannot have a worker on the machine {socket.gethostname()}, which needs the data and "
                 f"the model under the same paths, and the same versions: {error}"
             )
-            raise ConfigurationError([Problem("workers", message)]) from None
+            code = error.code if isinstance(error, FedstrataError) else "unreadable"
+            raise ConfigurationError([Problem("workers", message, code=code)]) from None
 
     def _place(self, own: Path) -> Place:
         if (here := versions()) != self.versions:
-            raise FedstrataError(f"it has {_listed(here)}, and the run {_listed(self.versions)}")
+            message = f"it has {_listed(here)}, and the run {_listed(self.versions)}"
+            raise FedstrataError(message, code="other_version")
         with suppress(FileNotFoundError):  # paths may be absolute
             os.chdir(self.folder)
         built = own / "tokenizer"

@@ -113,11 +113,11 @@ def leakage_table(
     """
     if len(clients) < 2:
         message = f"an attack needs a client that colludes and another one; there is {len(clients)}"
-        raise ConfigurationError([Problem("partition", message)])
+        raise ConfigurationError([Problem("partition", message, code="not_enough_data")])
     blocks = len(model.layout.blocks)
     if wrong := [front for front in target.fronts if not 0 <= front < blocks]:
         message = f"must leave one of the {blocks} blocks of {model.name} to the server, not {wrong[0]}"
-        raise ConfigurationError([Problem("--front", message)])
+        raise ConfigurationError([Problem("--front", message, code="out_of_range")])
     seed = Seed(settings.seed).child("attack")
     known = _drawn(clients[0], target.texts, seed.child("known"))
     others = [example for own in clients[1:] for example in own]

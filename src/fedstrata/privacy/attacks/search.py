@@ -12,7 +12,6 @@ model: it tells which tokens are there at which place, a bag of them, and texts 
 """
 
 import copy
-import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +24,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from fedstrata.models.blocks import transformers_model
+from fedstrata.models.caching import cache_name
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks.span import SMALLEST, Reader, Span
 from fedstrata.split.ends import Ends
@@ -89,7 +89,7 @@ class Continuations:
 def can_search(ends: Ends) -> bool:
     """Whether a text can be searched for from its beginning: A is causal, and keeps keys and values."""
     inner = transformers_model(ends.module)
-    if "past_key_values" not in inspect.signature(inner.base_model.forward).parameters:
+    if cache_name(inner.base_model) is None:
         return False
     ids = torch.arange(6, device=next(ends.module.parameters()).device).view(2, 3)
     ids[1, :2] = ids[0, :2]
@@ -111,11 +111,13 @@ def search_states(sent: Sequence[Tensor], ends: Ends, vocabulary: int, most: int
     Returns:
         For each text (at most `most`,) int64.
     """
-    config: Any = transformers_model(ends.module).config
+    inner = transformers_model(ends.module)
+    config: Any = inner.config
+    keys = str(cache_name(inner.base_model))
     everything = torch.arange(vocabulary, device=next(ends.module.parameters()).device)
 
     def run(ids: Tensor, cache: DynamicCache) -> Tensor:
-        return ends.front(lambda: ends.module(input_ids=ids, past_key_values=cache, use_cache=True)).states
+        return ends.front(lambda: ends.module(input_ids=ids, use_cache=True, **{keys: cache})).states
 
     behind = Continuations(run, config, everything)
     found = []
@@ -147,10 +149,12 @@ def search_span(
         Texts of two tokens or more to which no further token could be added, longest first. In a language
         model they lack their last token, from which nothing comes back.
     """
-    config: Any = transformers_model(model.module).config
+    inner = transformers_model(model.module)
+    config: Any = inner.config
+    keys = str(cache_name(inner.base_model))
 
     def run(ids: Tensor, cache: DynamicCache) -> Tensor:
-        return reader.inputs(lambda: model.module(input_ids=ids, past_key_values=cache, use_cache=True))
+        return reader.inputs(lambda: model.module(input_ids=ids, use_cache=True, **{keys: cache}))
 
     behind = Continuations(run, config, _vocabulary(model))
     begun: list[tuple[Text, float, DynamicCache]] = [((), math.inf, behind.begin())]

@@ -142,7 +142,9 @@ def read_budget(path: Path) -> tuple[Mapping[str, str], Book]:
     """
     with reading(path) as connection:
         if connection is None:
-            raise ConfigurationError([Problem("", f"{path} holds no budget: no run has reserved anything")])
+            raise ConfigurationError(
+                [Problem("", f"{path} holds no budget: no run has reserved anything", code="not_found")]
+            )
         return _terms_in(connection, path), Book.read(connection)
 
 
@@ -157,7 +159,7 @@ def _terms_in(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
     (accounts,) = connection.execute("SELECT COUNT(*) FROM accounts").fetchone()
     if (accounts or there) and not there.keys() >= TermRows.model_fields.keys():
         message = f"{path} does not say what its figures are of: it was changed; restore it"
-        raise ConfigurationError([Problem("privacy.budget.path", message)])
+        raise ConfigurationError([Problem("privacy.budget.path", message, code="damaged")])
     if there:
         checked(TermRows, there, "what holds of it")
     return there
@@ -201,7 +203,9 @@ def _require_terms(connection: sqlite3.Connection, terms: Terms, path: Path) -> 
         ),
     }
     problems = [
-        Problem(why[name][0], why[name][1] + other) for name in wanted if there.get(name) != wanted[name]
+        Problem(why[name][0], why[name][1] + other, code="wrong_key" if name == "key" else "conflict")
+        for name in wanted
+        if there.get(name) != wanted[name]
     ]
     if problems:
         raise ConfigurationError(problems)
@@ -227,7 +231,7 @@ def _require_room(book: Book, requests: Sequence[Request], terms: Terms, most: f
                 f"this one reserves {each.turns} turns of {each.turn.steps} steps. Nothing was started. What "
                 "helps: a smaller privacy.epsilon, fewer rounds or spare turns, or a larger budget"
             )
-            problems.append(Problem("privacy.budget.epsilon", message))
+            problems.append(Problem("privacy.budget.epsilon", message, code="budget_refused"))
     if problems:
         raise ConfigurationError(problems)
     return after

@@ -70,7 +70,7 @@ def writing(path: Path, *, make: bool = False) -> Iterator[sqlite3.Connection]:
     with _connected(path, writes=True) as connection, transaction(connection):
         if not _is_made(connection, path):
             if not make:
-                raise _wrong(f"{path} holds nothing yet")
+                raise _wrong(f"{path} holds nothing yet", "missing")
             for statement in _TABLES:
                 connection.execute(statement)
             connection.execute(f"PRAGMA application_id = {APPLICATION}")
@@ -86,14 +86,14 @@ def _make(path: Path) -> None:
     except FileExistsError:
         return
     except OSError as error:
-        raise _wrong(f"{path} cannot be made ({error.strerror})") from None
+        raise _wrong(f"{path} cannot be made ({error.strerror})", "unwritable") from None
     keep_names(path.parent)
 
 
 @contextmanager
 def _connected(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
     if not path.is_file():
-        raise _wrong(f"{path} is no file")
+        raise _wrong(f"{path} is no file", "not_found")
     require_secret(path)
     try:
         # A file that is missed is not made anew: what was spent would be forgotten.
@@ -102,7 +102,12 @@ def _connected(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
             yield connection
     except sqlite3.Error as error:
         message = f"{path} cannot be read or written ({error}); it tells what was spent: restore it"
-        raise _wrong(message) from None
+        raise _wrong(message, "damaged" if _is_damaged(error) else "unreadable") from None
+
+
+def _is_damaged(error: sqlite3.Error) -> bool:
+    """Whether a file itself is not as SQLite wrote it; otherwise it is locked, or its disk fails."""
+    return isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError)
 
 
 def _is_made(connection: sqlite3.Connection, path: Path) -> bool:
@@ -113,11 +118,12 @@ def _is_made(connection: sqlite3.Connection, path: Path) -> bool:
     if application == 0 and not tables:
         return False
     if application != APPLICATION:
-        raise _wrong(f"{path} is no budget of fedstrata; name another file")
+        raise _wrong(f"{path} is no budget of fedstrata; name another file", "wrong_format")
     if version != VERSION:
-        raise _wrong(f"{path} is a budget of version {version}, and this fedstrata reads version {VERSION}")
+        message = f"{path} is a budget of version {version}, and this fedstrata reads version {VERSION}"
+        raise _wrong(message, "unknown_version")
     return True
 
 
-def _wrong(message: str) -> ConfigurationError:
-    return ConfigurationError([Problem("privacy.budget.path", message)])
+def _wrong(message: str, code: str) -> ConfigurationError:
+    return ConfigurationError([Problem("privacy.budget.path", message, code=code)])

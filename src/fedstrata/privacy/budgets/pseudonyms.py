@@ -57,10 +57,10 @@ class PseudonymKey:
         """
         if not path.exists():
             message = f"there is no key {path}; make it with: fedstrata keys new {path} --pseudonyms"
-            raise ConfigurationError([Problem("", message)])
+            raise ConfigurationError([Problem("", message, code="not_found")])
         if (found := _KEY.fullmatch(secret_bytes(path))) is None:
             message = f"{path} holds no key of pseudonyms; make one with: fedstrata keys new --pseudonyms"
-            raise ConfigurationError([Problem("", message)])
+            raise ConfigurationError([Problem("", message, code="wrong_form")])
         return cls(bytes.fromhex(found[1].decode()))
 
     @property

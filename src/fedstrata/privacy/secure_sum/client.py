@@ -96,7 +96,8 @@ class SumClient:
         if lock.get(site) != identity.public:
             raise UnpinnedSite(
                 f"federation.lock has not the identity of this site under {site!r}; write its own public "
-                "half there"
+                "half there",
+                code="self_not_pinned",
             )
         self._name, self._site, self._identity, self._lock = name, site, identity, lock
         self._subject, self._guard, self._ledger_head = subject, guard, ledger_head
@@ -150,7 +151,8 @@ class SumClient:
         if self._next not in ("keys", "shares"):
             raise RosterChanged(
                 f"site {self._site!r} has answered to a roster of {self._name}; a sum has one; nothing was "
-                "released"
+                "released",
+                code="second_roster",
             )
         self._require("shares", roster.sum)
         require_sound(roster, self._bundle, self._minimum, len(self._lock))
@@ -196,7 +198,10 @@ class SumClient:
         self._require("delivery", delivered.sum)
         senders = {each.site for each in delivered.shares}
         if delivered.site != self._site or not senders < set(self._roster.sites):
-            raise WrongSum(f"shares for site {self._site!r} have to be from others of the roster, and for it")
+            raise WrongSum(
+                f"shares for site {self._site!r} have to be from others of the roster, and for it",
+                code="not_agreed",
+            )
         require_enough(len(senders) + 1, self._needed, "sent shares")
         for each in delivered.shares:
             public = bytes.fromhex(self._roster.bundle(each.site).share_key)
@@ -243,7 +248,8 @@ class SumClient:
         others = [site for site in sharers.sites if site != self._site]
         if len(others) == len(sharers.sites) or not set(others) <= self._senders:
             raise WrongSum(
-                f"site {self._site!r} masks with sites that have sent it shares, and is one of them itself"
+                f"site {self._site!r} masks with sites that have sent it shares, and is one of them itself",
+                code="not_agreed",
             )
         require_enough(len(sharers.sites), self._needed, "sent shares")
         masks = [self_mask(self._seed, self._site, self._context)]
@@ -263,13 +269,15 @@ class SumClient:
             found, tensor = next(came, (None, None))
             if tensor is None or found != name or tensor.shape != shape or tensor.dtype != RING:
                 raise FrameError(
-                    f"the input of a secure sum must have {name}, int32 of shape {shape}, in this place"
+                    f"the input of a secure sum must have {name}, int32 of shape {shape}, in this place",
+                    code="wrong_shape",
                 )
             stream.add_to(tensor.view(-1).numpy().view(np.uint32))
             yield name, tensor
         if next(came, None) is not None:
             raise FrameError(
-                f"the input of a secure sum has more than its {len(self._subject.shapes)} tensors"
+                f"the input of a secure sum has more than its {len(self._subject.shapes)} tensors",
+                code="too_long",
             )
         self._next = "consistency"
 
@@ -293,7 +301,8 @@ class SumClient:
         if self._site not in survivors.sites or not set(survivors.sites) <= set(self._sharers):
             raise WrongSum(
                 f"the survivors of {self._name} must be sites that {self._site!r} has masked with, and it "
-                "itself; nothing was released"
+                "itself; nothing was released",
+                code="not_agreed",
             )
         self._survivors, self._next = survivors, "unmasking"
         self._transcript = transcript_of(self._context, self._sharers, survivors.sites)

@@ -26,7 +26,7 @@ def agree(own: X25519PrivateKey, public: bytes, site: str) -> bytes:
         secret: bytes = own.exchange(X25519PublicKey.from_public_bytes(public))
     except ValueError:
         raise ForgedKeys(
-            f"a key of site {site!r} is none that hides anything; it is not summed with"
+            f"a key of site {site!r} is none that hides anything; it is not summed with", code="weak_key"
         ) from None
     return secret
 

@@ -106,12 +106,15 @@ class SummedUpdate:
         expected = {each.name: each.shape for each in terms.tensors}
         if {name: tuple(tensor.shape) for name, tensor in update.tensors.items()} != expected:
             raise FrameError(
-                f"an update of {len(update.tensors)} tensors is not the one of {len(expected)} that is summed"
+                f"an update of {len(update.tensors)} tensors is not the one of {len(expected)} that is "
+                "summed",
+                code="not_agreed",
             )
         if not update.weight.is_integer() or not 1 <= update.weight <= terms.scale:
             raise TrainingError(
                 f"an update weighs {update.weight:g}; in this sum it can be a whole number from 1 to "
-                f"{terms.scale}"
+                f"{terms.scale}",
+                code="out_of_range",
             )
         self._update, self._base, self._terms = update, base, terms
         self._randomness = SecureRandomness(_rounding_key(update, seed))

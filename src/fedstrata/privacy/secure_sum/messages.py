@@ -382,7 +382,8 @@ def unpack(message: Message, kind: type[Said], shapes: Mapping[str, tuple[int, .
     if came != expected or any(tensor.dtype != RING for tensor in message.tensors.values()):
         raise FrameError(
             f"a message of a secure sum holds {len(came)} tensors that are not the {len(expected)} of int32 "
-            "that were agreed, in their order"
+            "that were agreed, in their order",
+            code="not_agreed",
         )
     try:
         return kind.model_validate_json(canonical(dict(message.values)))

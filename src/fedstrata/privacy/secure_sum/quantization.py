@@ -104,13 +104,17 @@ def quantize_(change: Tensor, bound: float, randomness: Randomness, bits: int = 
             undefined.
     """
     if not 0.0 < bound < float("inf"):
-        raise TrainingError(f"the range of a change must be positive and finite, not {bound}")
+        raise TrainingError(
+            f"the range of a change must be positive and finite, not {bound}", code="out_of_range"
+        )
     values, saturated, most = change.view(-1).numpy(), 0, largest_value(bits)
     elements = values.view(np.int32)
     for start in range(0, len(values), _BLOCK):
         block = values[start : start + _BLOCK].astype(np.float64)
         if not np.isfinite(block).all():
-            raise TrainingError("a change is not finite and cannot be summed; try a lower learning rate")
+            raise TrainingError(
+                "a change is not finite and cannot be summed; try a lower learning rate", code="diverged"
+            )
         saturated += int(np.count_nonzero(np.abs(block) > bound))
         block *= most / bound
         block += randomness.uniform(len(block))
@@ -147,7 +151,7 @@ def weight_element(examples: int, bits: int = 32) -> Tensor:
     most = min(LARGEST_WEIGHT, most_counted(bits))
     if not 1 <= examples <= most:
         told = f"{examples} examples cannot be a weight in a secure sum of {bits} bits"
-        raise TrainingError(f"{told}: 1 to {most} can")
+        raise TrainingError(f"{told}: 1 to {most} can", code="out_of_range")
     return count_elements([examples])
 
 
@@ -166,7 +170,8 @@ def number_elements(numbers: Sequence[float]) -> Tensor:
     """
     if not all(0 <= number <= LARGEST_NUMBER for number in numbers):
         raise TrainingError(
-            f"what was counted cannot be summed under masks: numbers from 0 to {LARGEST_NUMBER:g} can"
+            f"what was counted cannot be summed under masks: numbers from 0 to {LARGEST_NUMBER:g} can",
+            code="out_of_range",
         )
     parts = [round(number * _ONE) for number in numbers]
     rows = [[part >> (_LIMB * place) & (2**_LIMB - 1) for place in range(LIMBS)] for part in parts]
@@ -216,7 +221,9 @@ def unpacked(sent: Tensor, shape: Sequence[int], bits: int) -> Tensor:
         return sent
     count, width = math.prod(shape), bits // 8
     if sent.dtype != torch.uint8 or tuple(sent.shape) != (count * width,):
-        raise FrameError(f"a tensor of a secure sum is not {count} elements of {width} bytes each")
+        raise FrameError(
+            f"a tensor of a secure sum is not {count} elements of {width} bytes each", code="wrong_shape"
+        )
     elements = torch.zeros(tuple(shape), dtype=RING)
     elements.view(-1).view(torch.uint8).view(-1, 4)[:, :width] = sent.view(-1, width)
     return elements

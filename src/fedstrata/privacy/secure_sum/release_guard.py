@@ -108,7 +108,8 @@ class ReleaseGuard:
             if (attempt := self._attempt(connection, name)) != name.attempt:
                 raise AttemptNotHigher(
                     f"no share leaves for {name}: this site has begun attempt {attempt} of it; finish that "
-                    "one"
+                    "one",
+                    code="attempt_over",
                 )
             revealed = self._require(connection, name, summed, lambda before: before ^ own)
             connection.execute(
@@ -139,7 +140,8 @@ class ReleaseGuard:
             if bool(found[0]) != row[2]:
                 kinds = ("without tensors", "with tensors")
                 raise WrongSum(
-                    f"plans of {handler} came {kinds[found[0]]} before, and now one came {kinds[row[2]]}"
+                    f"plans of {handler} came {kinds[found[0]]} before, and now one came {kinds[row[2]]}",
+                    code="not_agreed",
                 )
             if tensors is not None:
                 connection.execute("INSERT OR REPLACE INTO trained VALUES (?, ?)", (self._client, tensors))
@@ -171,7 +173,8 @@ class ReleaseGuard:
                 "this site has released a sum over the same model with other sites; another one would reveal "
                 f"the update of {', '.join(others)}. Ask the same sites; or each of them accepts that the "
                 "server learns it, with fedstrata join "
-                + " ".join(f"--allow-without {site}" for site in others)
+                + " ".join(f"--allow-without {site}" for site in others),
+                code="would_reveal",
             )
         return revealed
 

@@ -77,7 +77,8 @@ class SumServer:
         require_enough(len(bundles), max(self._minimum, needed), "answered")
         if len(bundles) > MOST_SITES:
             raise WrongSum(
-                f"{len(bundles)} sites sent keys, and at most {MOST_SITES} fit the ring; ask fewer"
+                f"{len(bundles)} sites sent keys, and at most {MOST_SITES} fit the ring; ask fewer",
+                code="out_of_range",
             )
         ordered = sorted(bundles, key=lambda bundle: bundle.site)
         self._roster = Roster(sum=self._name, threshold=needed, bundles=tuple(ordered))
@@ -100,7 +101,8 @@ class SumServer:
             others = [site for site in roster.sites if site != each.site]
             if each.site not in roster.sites or [share.site for share in each.shares] != others:
                 found[each.site] = FrameError(
-                    f"the shares of site {each.site!r} are not for the other {len(others)} of the roster"
+                    f"the shares of site {each.site!r} are not for the other {len(others)} of the roster",
+                    code="not_agreed",
                 )
         contexts = {each.site: each.context for each in sent if each.site not in found}
         others = told_apart(contexts, self._needed, self._name)
@@ -162,7 +164,8 @@ class SumServer:
         self._require_own([said])
         if said.site not in self._sharers or said.site in self.came:
             raise WrongSum(
-                f"an input of site {said.site!r} came twice, or without its shares; it is left out"
+                f"an input of site {said.site!r} came twice, or without its shares; it is left out",
+                code="duplicate",
             )
         self.came.add(said.site)
         for name, total in self._sum.items():
@@ -199,4 +202,4 @@ class SumServer:
             if each.sum != self._name:
                 raise WrongSum(f"site {each.site!r} answered to {each.sum}, and was asked for {self._name}")
         if len({each.site for each in said}) != len(said):
-            raise WrongSum(f"a site has answered twice to {self._name}")
+            raise WrongSum(f"a site has answered twice to {self._name}", code="duplicate")

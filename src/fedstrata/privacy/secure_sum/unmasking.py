@@ -96,7 +96,8 @@ class SumUnmasking:
         """
         if (folder / _SUM).exists():
             raise OutOfOrder(
-                f"{folder} holds a masked sum that was not finished; resume it, and make no other"
+                f"{folder} holds a masked sum that was not finished; resume it, and make no other",
+                code="exists",
             )
         private_folder(folder)
         stored = StoredSum(
@@ -159,7 +160,7 @@ class SumUnmasking:
         for each in signatures:
             self._require_survivor(each)
         if len(set(sites)) != len(sites):
-            raise WrongSum(f"a site has signed {roster.sum} twice")
+            raise WrongSum(f"a site has signed {roster.sum} twice", code="duplicate")
         if len(sites) < roster.threshold:
             raise TooFewSignatures(
                 f"{len(sites)} sites have signed {roster.sum}, and {roster.threshold} have to; nothing was "
@@ -183,7 +184,10 @@ class SumUnmasking:
         dropped = sorted(set(self._masked.sharers) - set(self._masked.survivors))
         for came, needed in ((released.self_masks, self._masked.survivors), (released.mask_keys, dropped)):
             if not {share.site for share in came} <= set(needed):
-                raise FrameError(f"site {released.site!r} released shares of other sites than this sum needs")
+                raise FrameError(
+                    f"site {released.site!r} released shares of other sites than this sum needs",
+                    code="not_agreed",
+                )
         place = self._masked.roster.sites.index(released.site)
         frame.encode(pack(released)).write(self._folder / f"shares-{place:02d}.safetensors")
         self._released[released.site] = released

@@ -27,6 +27,7 @@ from transformers import DynamicCache
 
 from fedstrata.core.documents import Span
 from fedstrata.models.blocks import is_divided
+from fedstrata.models.caching import cache_name
 from fedstrata.tasks.continuations import keeps_keys_and_values
 from fedstrata.tasks.instruction.markup import CLOSING, escape, opening, source_places
 from fedstrata.tasks.instruction.prompts import PromptTokenizer
@@ -416,7 +417,7 @@ class _Passes:
 
     def __init__(self, module: nn.Module, device: torch.device, pad: int, rows: int) -> None:
         inner = getattr(module, "get_base_model", lambda: module)()  # PEFT's wrapper hides the signature
-        self._taken = inspect.signature(inner.forward).parameters
+        self._taken, self._keys = inspect.signature(inner.forward).parameters, str(cache_name(inner))
         self._module, self._device, self._pad = module, device, pad
         # Without the model's settings each layer keeps all keys: a sliding window cannot be taken back.
         self._cache = DynamicCache()
@@ -442,8 +443,8 @@ class _Passes:
         logits = self._module(
             input_ids=ids.to(self._device),
             attention_mask=mask.to(self._device),
-            past_key_values=self._cache,
             use_cache=True,
+            **{self._keys: self._cache},
             **further,
         ).logits[:, -kept:]
         return _found(logits, steps)

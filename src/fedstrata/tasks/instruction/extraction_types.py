@@ -35,7 +35,7 @@ def types_in(wanted: AskingTask, clients: Mapping[str, Split]) -> tuple[list[str
     names = {*mentions, *modifiers, *chain.from_iterable(modifiers.values())}
     if unusable := unusable_types(sorted(names)):
         message = f"the type {unusable[0]!r} cannot stand in markup; rename it by data.types"
-        problems.append(Problem("task.mentions", message))
+        problems.append(Problem("task.mentions", message, code="wrong_form"))
     for part in ("validation", "test"):
         scored = every(clients, part)
         if "ner" in wanted.tasks and wanted.mentions == "auto":
@@ -62,11 +62,19 @@ def _nothing(
 ) -> Iterator[Problem]:
     """Yields a problem for each kind of instruction that has nothing to ask for."""
     if "ner" in wanted.tasks and not mentions:
-        yield Problem("task.mentions", f"'auto' finds no mention in the {count} training documents")
+        yield Problem(
+            "task.mentions",
+            f"'auto' finds no mention in the {count} training documents",
+            code="nothing_to_learn",
+        )
     if "re" in wanted.tasks and not any(modifiers.values()):
         nothing = f"'auto' finds no relation in the {count} training documents"
         message = nothing if wanted.modifiers == "auto" else "names no modifier"
-        yield Problem("task.modifiers", f"{message}; task.tasks: [ner] asks for mentions only")
+        yield Problem(
+            "task.modifiers",
+            f"{message}; task.tasks: [ner] asks for mentions only",
+            code="nothing_to_learn" if wanted.modifiers == "auto" else "missing",
+        )
 
 
 def _misnamed(wanted: AskingTask, clients: Mapping[str, Split]) -> Iterator[Problem]:
@@ -89,7 +97,9 @@ def _misnamed(wanted: AskingTask, clients: Mapping[str, Split]) -> Iterator[Prob
         for name in dict.fromkeys(name for name in names if name not in known):
             hint = did_you_mean(name, known) or f"there are {', '.join(sorted(known))}."
             say = "" if setting == "definitions" else " If it is meant, say in task.definitions what it is"
-            yield Problem(f"task.{setting}", f"{name!r} occurs nowhere in the data; {hint}{say}")
+            yield Problem(
+                f"task.{setting}", f"{name!r} occurs nowhere in the data; {hint}{say}", code="unknown_name"
+            )
 
 
 def _idle_definitions(wanted: AskingTask) -> Iterator[Problem]:
@@ -102,7 +112,7 @@ def _idle_definitions(wanted: AskingTask) -> Iterator[Problem]:
     for name in wanted.definitions:
         if name in DEFINITIONS:
             message = f"no instruction gives that of {name!r}: none of task.templates has a place for"
-            yield Problem("task.definitions", f"{message} {{definitions}}")
+            yield Problem("task.definitions", f"{message} {{definitions}}", code="no_effect")
 
 
 def _tell_of_other_pairs(
@@ -133,4 +143,4 @@ def _untaught(clients: Mapping[str, Split], modifiers: Mapping[str, Sequence[str
         )
         if own.train and not any(looked):
             message = f"the training documents of {client} have no mention whose modifiers are annotated"
-            yield Problem("task.tasks", f"{message}; {why}")
+            yield Problem("task.tasks", f"{message}; {why}", code="nothing_to_learn")

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.surveyed import Truncation
 from fedstrata.data.sentences import lines, sentences
@@ -102,13 +102,14 @@ class AskingTask(InstructionTask):
 
     template_field: ClassVar[str] = INPUT
 
-    def _misfits(self) -> Iterator[str]:
+    def _misfits(self) -> Iterator[SettingError]:
         if len(set(self.tasks)) < len(self.tasks):
-            yield f"tasks names one twice: {', '.join(self.tasks)}"
+            yield SettingError(f"tasks names one twice: {', '.join(self.tasks)}", "duplicate")
         if self.mentions_only and len(self.tasks) == 1:
-            yield (
+            yield SettingError(
                 f"mentions_only has no meaning with tasks {self.tasks}: it leaves out the modifiers of some "
-                "sites, where mentions and modifiers are learnt"
+                "sites, where mentions and modifiers are learnt",
+                "no_effect",
             )
 
     def predict(self, module: nn.Module, batch: Mapping[str, Tensor]) -> list[np.ndarray]:
@@ -141,7 +142,7 @@ class AskingTask(InstructionTask):
             path = f"task.templates.{kind}"
             try:
                 texts[kind] = read_template(given, INPUT, path)
-                problems += [Problem(path, fault) for fault in faults(texts[kind], INPUT, FIELDS[kind])]
+                problems += faults(path, texts[kind], INPUT, FIELDS[kind])
             except ConfigurationError as error:
                 problems += error.problems
         refuse(problems)
@@ -270,7 +271,7 @@ class InstructionTokenizer:
                 f"sentence of {SHORTEST} with its answer needs {needed}: raise it, or give shorter "
                 "task.templates"
             )
-            raise ConfigurationError([Problem("task.max_length", message)])
+            raise ConfigurationError([Problem("task.max_length", message, code="out_of_range")])
 
     def examples(self, documents: Sequence[Document], *, learnt: bool) -> list[Example]:
         """Makes the examples of all that is asked of documents.
@@ -385,5 +386,5 @@ class InstructionTokenizer:
             again = self._words.tokenizer.decode(row, clean_up_tokenization_spaces=False)
             if not read("x", again, [label])[0]:
                 message = f"does not give back the tags that task extract writes: {text} becomes {again!r}"
-                raise ConfigurationError([Problem("model.tokenizer", message)])
+                raise ConfigurationError([Problem("model.tokenizer", message, code="not_supported")])
         return rows

@@ -78,7 +78,7 @@ class PromptTokenizer:
             template = _SAME_DAY + self.tokenizer.get_chat_template()
         except ValueError:  # there are several, of which none is the default
             message = "must be never: the tokenizer has several chat templates and no default"
-            raise ConfigurationError([Problem("task.chat", message)]) from None
+            raise ConfigurationError([Problem("task.chat", message, code="conflict")]) from None
         written: list[str] = self.tokenizer.apply_chat_template(
             chats, chat_template=template, tokenize=False, enable_thinking=False, **options
         )
@@ -97,7 +97,7 @@ class PromptTokenizer:
             message = (
                 "must be never: the tokenizer's chat template changes a text that looks like a special token"
             )
-            raise ConfigurationError([Problem("task.chat", message)])
+            raise ConfigurationError([Problem("task.chat", message, code="not_supported")])
         ends = self.ids([before, after], split=False)
         return [*ends[0], *self.ids([found])[0], *ends[1]]
 
@@ -193,7 +193,7 @@ class PromptTokenizer:
                 f"{max_length} leaves {room} tokens besides an answer, and what is asked of document "
                 f"{document.id!r} has {len(prompt)} without its text"
             )
-            raise ConfigurationError([Problem("task.max_length", message)])
+            raise ConfigurationError([Problem("task.max_length", message, code="out_of_range")])
         return prompt
 
     def _cut(self, prompt: list[int], text: str, fill: Callable[[str], str], room: int) -> list[int]:
@@ -238,7 +238,12 @@ def read_template(given: str, mark: str, path: str) -> str:
     try:
         return Path(given).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError([Problem(path, f"{given!r} cannot be read: {error}")]) from None
+        code = "unreadable"
+        if isinstance(error, FileNotFoundError):
+            code = "not_found"
+        elif isinstance(error, UnicodeDecodeError):
+            code = "not_utf8"
+        raise ConfigurationError([Problem(path, f"{given!r} cannot be read: {error}", code=code)]) from None
 
 
 @cache
@@ -247,10 +252,11 @@ def builtin(name: str) -> str:
     return (resources.files("fedstrata.tasks") / "templates" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def faults(template: str, mark: str, known: Sequence[str]) -> list[str]:
+def faults(path: str, template: str, mark: str, known: Sequence[str]) -> list[Problem]:
     """Returns what is wrong with a template.
 
     Args:
+        path: The setting it was given by.
         template: The template.
         mark: The field that it must name.
         known: All fields that it may name.
@@ -259,6 +265,11 @@ def faults(template: str, mark: str, known: Sequence[str]) -> list[str]:
     try:
         names = fields_of(template)
     except ValueError as error:
-        return [f"is no template: {error}; a brace of the text itself is written twice"]
-    found = [f"names {{{name}}}; there are {fields}" for name in names if name not in known]
-    return found if mark in names else [*found, f"does not name {{{mark}}}"]
+        message = f"is no template: {error}; a brace of the text itself is written twice"
+        return [Problem(path, message, code="wrong_form")]
+    found = [
+        Problem(path, f"names {{{name}}}; there are {fields}", code="unknown_name")
+        for name in names
+        if name not in known
+    ]
+    return found if mark in names else [*found, Problem(path, f"does not name {{{mark}}}", code="missing")]

@@ -13,6 +13,7 @@ from fedstrata.transport.addresses import taken
 from fedstrata.transport.admission import Admission
 from fedstrata.transport.agreement import Agreement
 from fedstrata.transport.credentials import Certificates, Tokens, require_safe
+from fedstrata.transport.grpc.ending import end
 from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS
 from fedstrata.transport.hub import Hub
 from fedstrata.transport.members import GREETING_BYTES, Greeting, Member
@@ -108,18 +109,16 @@ class GrpcHub(Hub):
             connection = member.link.connect(arrived if session else 0)
         except RefusedError as error:
             _logger.warning("%s", error)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            end(context, error, final=True)
         except FedstrataError as error:
-            context.abort(grpc.StatusCode.ABORTED, str(error))
+            end(context, error, final=False)
         context.add_callback(lambda: member.link.disconnect(connection))
         self._replace(member.client, context, again=connection > 1)
         Thread(target=self._read, args=(member, connection, requests), daemon=True).start()
         yield [self._welcome_of(member)]
         yield from member.link.outgoing(connection)
         if member.link.error is not None:
-            final = isinstance(member.link.error, FrameError | RefusedError)
-            code = grpc.StatusCode.FAILED_PRECONDITION if final else grpc.StatusCode.ABORTED
-            context.abort(code, str(member.link.error))
+            end(context, member.link.error, final=isinstance(member.link.error, FrameError | RefusedError))
 
     def _tell_settings(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         """Says what the run is to a client that is about to join it."""
@@ -127,7 +126,7 @@ class GrpcHub(Hub):
             client = self._admission.client(context)
         except RefusedError as error:
             _logger.warning("%s", error)
-            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+            end(context, error, final=True)
         if request == REFUSED:
             self._refuses(client)
         return self._settings

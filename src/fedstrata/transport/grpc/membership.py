@@ -9,12 +9,13 @@ from typing import Any
 
 import grpc
 
-from fedstrata.core.errors import LineError, RefusedError, SessionOverError, printable
+from fedstrata.core.errors import RefusedError, SessionOverError, printable
 from fedstrata.core.types import JSON, Message
 from fedstrata.transport.agreement import Agreement
 from fedstrata.transport.credentials import Certificates, require_safe
+from fedstrata.transport.grpc.ending import code_of
 from fedstrata.transport.header import METHOD, REFUSED, SERVICE, SETTINGS
-from fedstrata.transport.membership import Membership, cause_of, not_yet
+from fedstrata.transport.membership import Membership, cause_of, not_yet, unreachable
 from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions, require_same_versions
 from fedstrata.wire import frame
@@ -73,16 +74,18 @@ def settings_of(
             except grpc.RpcError as error:
                 code, details = error.code(), printable(error.details() or "")
                 if code == grpc.StatusCode.FAILED_PRECONDITION:
-                    raise RefusedError(f"the server refuses: {details}") from None
+                    raise RefusedError(f"the server refuses: {details}", code=code_of(error)) from None
                 if code == grpc.StatusCode.UNIMPLEMENTED:
-                    raise RefusedError(f"what listens at {address} is no server of fedstrata") from None
+                    message = f"what listens at {address} is no server of fedstrata"
+                    raise RefusedError(message, code="wrong_server") from None
                 if code != grpc.StatusCode.DEADLINE_EXCEEDED or not cause:  # it says how long, and not why
                     cause = details
                 if waits or code != grpc.StatusCode.UNAVAILABLE:
                     break
                 warn(not_yet(address, timing, details, hint))
     why = cause_of(cause, hint)
-    raise LineError(f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {why}")
+    message = f"the server at {address} says nothing of the run for {timing.reconnect:g} s: {why}"
+    raise unreachable(message, cause)
 
 
 def _channel(address: str, certificates: Certificates | None, options: list[tuple[str, int]]) -> grpc.Channel:
@@ -145,11 +148,11 @@ class GrpcMembership(Membership):
         """Raises what the end of a connection means, if it means more than that there is to be another."""
         code, details = error.code(), printable(error.details() or "")
         if code == grpc.StatusCode.FAILED_PRECONDITION:
-            raise RefusedError(f"the server refuses: {details}")
+            raise RefusedError(f"the server refuses: {details}", code=code_of(error))
         if code == grpc.StatusCode.ABORTED:
             raise SessionOverError(f"the server has ended the session: {details}")
         if code == grpc.StatusCode.RESOURCE_EXHAUSTED:
-            raise RefusedError(f"a message is too large: {details}")
+            raise RefusedError(f"a message is too large: {details}", code="too_large")
         self._wait_for_another(details)
 
     def _hold_stream(self) -> None:
