@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from support import REPOSITORY
@@ -23,17 +24,17 @@ WORDS = {"relations"}
 
 def named(root: Path, folder: str) -> Iterator[str]:
     """Every place outside a folder of cards where one of them is imported or called by its name."""
-    cards = CARDS[folder]
-    classes = {card.__name__ for card in cards.values()}
-    stems = "|".join(card.__module__.rpartition(".")[2] for card in cards.values())
+    cards = set(CARDS[folder])
+    classes = {card.__name__ for card in CARDS[folder].values()}
+    stems = "|".join(card.__module__.rpartition(".")[2] for card in CARDS[folder].values())
     module = re.compile(rf"(^|\.){folder}\.({stems})\b")
     for file in sorted(root.rglob("*.py")):
         if root / folder in file.parents:
             continue
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-        allowed = set(constants_of_defaults(tree))
-        choosing = set(constants_that_choose(tree, folder.upper()))
-        for node in ast.walk(tree):
+        nodes = nodes_of(file.read_text(encoding="utf-8"))
+        allowed = set(constants_of_defaults(nodes))
+        choosing = set(constants_that_choose(nodes, folder.upper()))
+        for node in nodes:
             if isinstance(node, ast.Import):
                 guilty = any(module.search(each.name) for each in node.names)
             elif isinstance(node, ast.ImportFrom):
@@ -51,25 +52,35 @@ def named(root: Path, folder: str) -> Iterator[str]:
                 yield f"{file.relative_to(root)}:{node.lineno}: {ast.unparse(node)}"
 
 
-def constants_of_defaults(tree: ast.AST) -> Iterator[ast.AST]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and {ast.unparse(target) for target in node.targets} & DEFAULTS:
+@cache
+def nodes_of(text: str) -> Sequence[ast.AST]:
+    return tuple(ast.walk(ast.parse(text)))
+
+
+def constants_of_defaults(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    for node in nodes:
+        if isinstance(node, ast.Assign) and {last_name(target) for target in node.targets} & DEFAULTS:
             yield node.value
 
 
-def constants_that_choose(tree: ast.AST, registry: str) -> Iterator[ast.AST]:
+def constants_that_choose(nodes: Sequence[ast.AST], registry: str) -> Iterator[ast.AST]:
     """What stands in comparisons, but for those of kinds of annotation, in cases, and in `TASKS[...]`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Compare):
             sides = [node.left, *node.comparators]
-            if not any(ast.unparse(side).endswith(".gives") for side in sides):
+            if not any(last_name(side) == "gives" for side in sides):
                 yield from (inner for side in sides for inner in plain(side))
         elif isinstance(node, ast.match_case):
             yield from ast.walk(node.pattern)
-        elif isinstance(node, ast.Subscript) and ast.unparse(node.value).endswith(registry):
+        elif isinstance(node, ast.Subscript) and last_name(node.value).endswith(registry):
             yield node.slice
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".startswith", ".endswith")):
+        elif isinstance(node, ast.Call) and last_name(node.func) in ("startswith", "endswith"):
             yield from (inner for argument in node.args for inner in plain(argument))
+
+
+def last_name(node: ast.expr) -> str:
+    """Returns a name, or that behind the last dot; empty for anything else."""
+    return getattr(node, "attr", getattr(node, "id", ""))
 
 
 def plain(side: ast.expr) -> Iterator[ast.expr]:

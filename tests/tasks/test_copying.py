@@ -74,8 +74,9 @@ def slow(model: nn.Module, text: str, prompt: Sequence[int]) -> tuple[Span, ...]
         made = own(part, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True)
         return made["input_ids"], [end for _, end in made["offset_mapping"]]
 
+    @torch.inference_mode()
     def next_logits() -> Tensor:
-        return model(input_ids=torch.tensor([ids])).logits[0, -1]
+        return model(input_ids=torch.tensor([ids]), logits_to_keep=1).logits[0, -1]
 
     place, label, begin, spans = 0, "", 0, []
     while place < len(source):
@@ -123,7 +124,7 @@ def slow(model: nn.Module, text: str, prompt: Sequence[int]) -> tuple[Span, ...]
 
 @pytest.fixture(scope="module")
 def examples() -> list[Any]:
-    return TASK.encode(documents(2), tokenizer())[:14] + TASK.encode(documents(0), tokenizer())
+    return TASK.encode(documents(2), tokenizer())[:7] + TASK.encode(documents(0), tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def test_batches_find_what_a_slow_decoder_of_one_sentence_finds(
         if escape(text) == text:
             assert spans == tuple(sorted(slowly_found))
         tagged += len(spans)
-    assert tagged > 20
+    assert tagged > 10
 
 
 def test_every_answer_is_the_sentence_with_tags() -> None:
