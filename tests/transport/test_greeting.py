@@ -58,7 +58,7 @@ def test_who_asks_what_is_trained_is_told_at_once_that_nobody_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
     warned: list[str] = []
-    with refused(LineError, "nobody_listens", values=[address, "0.5 s"]):
+    with refused(LineError, "connection_refused", values=[address, "0.5 s"]):
         settings_of(address, "north", None, None, Timing(reconnect=0.5), warned.append)
     (told,) = warned
     assert address in told

@@ -322,7 +322,7 @@ def test_where_nobody_listens_certificates_are_not_spoken_of(authority: trustme.
     member = GrpcMembership(
         address, "north", AGREED, timing=replace(TIMING, reconnect=0.5), token="secret", **own
     )
-    with refused(LineError, "nobody_listens", values=["0.5 s"]) as found, member:
+    with refused(LineError, "connection_refused", values=["0.5 s"]) as found, member:
         pass
     assert "certificate" not in str(found.value)
 

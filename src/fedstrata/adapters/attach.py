@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedstrata.adapters.prefix import PLACE, SAVED, divide
 from fedstrata.adapters.stack import adapted_layers, with_product
 from fedstrata.adapters.targets import NONE, inside_blocks, linear_layers
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refused
 from fedstrata.core.model import Layout
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings, BottleneckSettings, LoraSettings, PrefixSettings
@@ -103,9 +103,7 @@ def wrap(
     if isinstance(settings, PrefixSettings):
         if plain:
             message = "prefix needs past keys and values, which a module of one's own does not take"
-            raise ConfigurationError(
-                [Problem("adapter.kind", f"{message}; use lora or bottleneck", code="not_supported")]
-            )
+            raise refused("adapter.kind", f"{message}; use lora or bottleneck", "not_supported")
         _check_prefix(module, layout, settings, heads, kind)
     config = _configuration(module, layout, settings, heads, full)
     config.task_type = TASK_TYPES[kind]
@@ -124,7 +122,7 @@ def wrap(
         except (ValueError, TypeError, NotImplementedError, AttributeError, RuntimeError) as error:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             message = f"{settings.kind} does not fit this model: {reason}"
-            raise ConfigurationError([Problem("adapter.kind", message, code="not_supported")]) from error
+            raise refused("adapter.kind", message, "not_supported") from error
     # Of a head that trains with the adapter PEFT keeps the first values, which are nobody's to train.
     live = [(name, own) for name, own in wrapped.named_parameters() if FIRST_VALUES not in name]
     for _, own in live:
@@ -191,7 +189,7 @@ def merge(model: Model) -> nn.Module:
     kind = module.peft_config[_ADAPTER].peft_type
     if str(getattr(kind, "value", kind)) != "LORA":
         message = f"only LoRA can be merged into the weights of a model; this one has {kind.lower()}"
-        raise ConfigurationError([Problem("adapter.kind", message, code="not_supported")])
+        raise refused("adapter.kind", message, "not_supported")
     merged: nn.Module = module.merge_and_unload()
     return merged
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 
 _SETTINGS: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "LORA": (
@@ -42,9 +42,7 @@ def section_of(config: Any) -> dict[str, Any]:
     own = _SETTINGS.get(str(getattr(peft_type, "value", peft_type)))
     if own is None or not dataclasses.is_dataclass(config):
         allowed = "a LoraConfig, a PrefixTuningConfig or a fedstrata.adapters.bottleneck.BottleneckConfig"
-        raise ConfigurationError(
-            [Problem("adapter", f"must be {allowed}, not a {type(config).__name__}", code="wrong_type")]
-        )
+        raise refused("adapter", f"must be {allowed}, not a {type(config).__name__}", "wrong_type")
     kind, taken = own
     made: Any = type(config)
     usual = made(**{name: getattr(config, name) for name in taken if kind == "prefix"})

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from transformers.pytorch_utils import Conv1D
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.core.model import Layout
 from fedstrata.models.blocks import FAMILIES, block_modules, family_of, transformers_model
 
@@ -44,7 +44,7 @@ def linear_layers(
         found = _named(there, targets)
     if not found:
         message = "the blocks of this model have no linear layers of their own"
-        raise ConfigurationError([Problem("adapter.kind", message, code="not_supported")])
+        raise refused("adapter.kind", message, "not_supported")
     inside = "|".join(re.escape(name) for name in found)
     return rf"{re.escape(layout.blocks_path)}\.\d+\.(?:{inside})"
 
@@ -58,7 +58,7 @@ def _sublayer_ends(module: nn.Module, there: Sequence[str]) -> list[str]:
             f"must name the layers that adapters follow, since {inner.config.model_type!r} is none of the "
             f"families known ({', '.join(FAMILIES)}); its blocks have: {', '.join(there)}"
         )
-        raise ConfigurationError([Problem("adapter.targets", message, code="missing")])
+        raise refused("adapter.targets", message, "missing")
     return usual
 
 

@@ -14,7 +14,7 @@ from fedstrata.api.result import Result
 from fedstrata.api.running import with_objects
 from fedstrata.comparing.check import check_comparison, folder_problems
 from fedstrata.comparing.compare import LOCK
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.errors import Problem, did_you_mean, refuse, refused
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.source import assign
 from fedstrata.core.settings.sweep import SECTION, Sweep, folder_name, label, sweep_of
@@ -100,9 +100,7 @@ class Comparison:
         found = self.cells.set_index(["row", "seed"])["folder"]
         if (row, seed) not in found.index:
             runs = ", ".join(f"{name!r} with seed {number}" for name, number in found.index)
-            raise ConfigurationError(
-                [Problem("row", f"no {row!r} with seed {seed}; there are {runs}", code="not_found")]
-            )
+            raise refused("row", f"no {row!r} with seed {seed}; there are {runs}", "not_found")
         return Result(found[row, seed])
 
     def plot(self, figure: str | None = None) -> Figure:
@@ -120,9 +118,7 @@ class Comparison:
         if (name, "mean") not in table.columns:
             known = [each for each, of in table.columns if of == "mean"]
             message = f"there is no {name!r}{did_you_mean(name, known, before='; ')}; there are"
-            raise ConfigurationError(
-                [Problem("figure", f"{message} {', '.join(known)}", code="unknown_name")]
-            )
+            raise refused("figure", f"{message} {', '.join(known)}", "unknown_name")
         drawn = NotebookFigure(figsize=(6.0, 1.0 + 0.4 * len(table)), layout="constrained")
         axes = drawn.add_subplot()
         middle, low, high = (table[name, of] for of in ("mean", "low", "high"))
@@ -275,9 +271,7 @@ def _described(
 ) -> dict[str, Any]:
     """Returns what the arguments say of the section `sweep`, by its settings."""
     if methods is not None and rows is not None:
-        raise ConfigurationError(
-            [Problem("rows", "and methods are both the rows; give one of them", code="conflict")]
-        )
+        raise refused("rows", "and methods are both the rows; give one of them", "conflict")
     described: dict[str, Any] = {}
     if methods is not None:
         named = methods if isinstance(methods, Mapping) else {_title(method): method for method in methods}

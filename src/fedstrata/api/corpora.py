@@ -8,7 +8,7 @@ from typing import Any
 
 from fedstrata.api.arguments import with_argument_names
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, refuse, refused
 from fedstrata.core.settings.data import FORMATS as NAMES
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.reader import READERS, Reader
@@ -65,11 +65,9 @@ def read(path: str | Path, format: str | Reader | None = None, **settings: Any) 
     form: Any = format or detected(place, "format")
     if not isinstance(form, str):
         message = f"must be a name or an object of a reader, not {shortened(form)}"
-        raise ConfigurationError([Problem("format", message, code="wrong_type")])
+        raise refused("format", message, "wrong_type")
     if form not in (*NAMES, *READERS.installed) and ":" not in form:
-        raise ConfigurationError(
-            [Problem("format", f"{form!r} is none of {', '.join(NAMES)}", code="unknown_name")]
-        )
+        raise refused("format", f"{form!r} is none of {', '.join(NAMES)}", "unknown_name")
     corpus, problems = validate(CorpusSettings, Source({"format": form, "path": str(path), **settings}))
     if corpus is None:
         raise ConfigurationError(problems)

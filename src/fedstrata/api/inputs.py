@@ -21,7 +21,7 @@ from torch.nn import Module
 from fedstrata.api.arguments import kinds_in
 from fedstrata.api.options import section_of
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.settings.data import ColumnSettings, DataSettings
 from fedstrata.core.settings.source import Source, assign, validate
@@ -57,7 +57,7 @@ def with_data(source: Source, data: Any, columns: Mapping[str, Any] | None, fold
     else:
         if columns is not None and not _has_table(data):
             message = "has no meaning with documents: it says what the columns of tables hold"
-            raise ConfigurationError([Problem("columns", message, code="no_effect")])
+            raise refused("columns", message, "no_effect")
         documents = documents_of(data, _checked(columns))
         path = _write_documents(folder, documents)
         for name in ("format", "path", "files", "synthetic", "columns"):
@@ -116,11 +116,9 @@ def with_documents_again(source: Source, data: Any, columns: Mapping[str, Any] |
     removed = path == folder.absolute() / INPUTS / DOCUMENTS and not path.exists()
     if data is None and removed:
         message = "was removed when the run ended: give the same documents again"
-        raise ConfigurationError([Problem("data", message, code="missing")])
+        raise refused("data", message, "missing")
     if data is not None and not removed:
-        raise ConfigurationError(
-            [Problem("data", f"is kept in {folder}, and is not given again", code="exists")]
-        )
+        raise refused("data", f"is kept in {folder}, and is not given again", "exists")
     if data is not None:
         _write_documents(folder, documents_of(data, _checked(columns)))
 
@@ -142,10 +140,10 @@ def with_model(source: Source, model: Any, tokenizer: Any, folder: Path) -> None
         message = (
             f"is needed with the loaded {type(model).__name__}: the fast tokenizer that it was made with"
         )
-        raise ConfigurationError([Problem("tokenizer", message, code="missing")])
+        raise refused("tokenizer", message, "missing")
     if tokenizer is not None and not loaded:
         message = "is for a model that is given as a loaded object; others have theirs (model.tokenizer)"
-        raise ConfigurationError([Problem("tokenizer", message, code="no_effect")])
+        raise refused("tokenizer", message, "no_effect")
     if model is None:
         return
     if loaded:
@@ -172,7 +170,7 @@ def _kept_model(model: Module, tokenizer: Any, place: Path) -> dict[str, Any]:
         compared = filecmp.dircmp(again, place)
         if compared.left_list != compared.right_list or compared.diff_files:
             message = f"{place} holds another model; name another folder (out)"
-            raise ConfigurationError([Problem("model", message, code="exists")])
+            raise refused("model", message, "exists")
     return {"name": str(place.absolute())}
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 from pydantic import BaseModel
 
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse, refused
 from fedstrata.core.settings.demo import read_demo, without_demo_notes
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, assign, flatten, read_source, variants
@@ -160,9 +160,7 @@ def _single(settings: Any) -> Mapping[str, Any]:
         return {}
     if not isinstance(settings, Mapping) or not all(isinstance(path, str) for path in settings):
         message = "must be a mapping of dotted paths to values, {'training.epochs': 2}"
-        raise ConfigurationError(
-            [Problem("settings", f"{message}, not {type(settings).__name__}", code="wrong_type")]
-        )
+        raise refused("settings", f"{message}, not {type(settings).__name__}", "wrong_type")
     return settings
 
 
@@ -186,7 +184,7 @@ def section_of(name: str, value: Any) -> Any:
         return {_NAMED_BY[name]: str(value)}
     if isinstance(value, type) and issubclass(value, BaseModel):
         message = f"is the class {value.__name__}; give an object of it: {value.__name__}(...)"
-        raise ConfigurationError([Problem(name, message, code="wrong_type")])
+        raise refused(name, message, "wrong_type")
     if isinstance(value, BaseModel):
         return _described(name, value)
     if name == "adapter" and hasattr(value, "peft_type"):
@@ -209,9 +207,7 @@ def _described(name: str, value: BaseModel) -> Any:
     kinds = {"method": (Method,), "task": (Task,)}.get(name) or variants(RunSettings.model_fields.get(name))
     if name in Options.__annotations__ and not isinstance(value, kinds):
         allowed = " or ".join(["a plain value", *(f"fedstrata's {kind.__name__}" for kind in kinds)])
-        raise ConfigurationError(
-            [Problem(name, f"must be {allowed}, not {type(value).__name__}", code="wrong_type")]
-        )
+        raise refused(name, f"must be {allowed}, not {type(value).__name__}", "wrong_type")
     if isinstance(value, Method):
         from fedstrata.methods import METHODS  # noqa: PLC0415
 
@@ -239,6 +235,4 @@ def _plain(name: str, value: Any) -> Any:
         return value
     if isinstance(value, Path):
         return str(value)
-    raise ConfigurationError(
-        [Problem(name, f"must be a plain value, not {type(value).__name__}", code="wrong_type")]
-    )
+    raise refused(name, f"must be a plain value, not {type(value).__name__}", "wrong_type")

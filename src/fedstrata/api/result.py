@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedstrata.api.arguments import warn_of_trained, with_argument_names
 from fedstrata.api.tables import annotations_frame, scores_frame
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.errors import Problem, did_you_mean, refuse, refused
 from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.data.readers.datasets import is_table
 from fedstrata.engine.run_folder import free_folder
@@ -39,18 +39,16 @@ def _listed(texts: Any) -> list[str | Document]:
         return [texts]
     if isinstance(texts, str):
         message = "must be a list of texts or documents, not one str: give a text as [text]"
-        raise ConfigurationError(
-            [Problem("texts", f"{message}, a file or folder as pathlib.Path", code="wrong_type")]
-        )
+        raise refused("texts", f"{message}, a file or folder as pathlib.Path", "wrong_type")
     if isinstance(texts, Mapping) or is_table(texts) or not isinstance(texts, Iterable):
         message = f"must be a list of texts or documents, not {type(texts).__name__}"
         hint = "; of a frame give one column: frame['note']" if is_table(texts) else ""
-        raise ConfigurationError([Problem("texts", f"{message}{hint}", code="wrong_type")])
+        raise refused("texts", f"{message}{hint}", "wrong_type")
     given = list(texts)
     for number, each in enumerate(given, start=1):
         if not isinstance(each.text if isinstance(each, Document) else each, str):
             message = f"number {number} must be text or a document with text, not {type(each).__name__}"
-            raise ConfigurationError([Problem("texts", message, code="wrong_type")])
+            raise refused("texts", message, "wrong_type")
     return given
 
 
@@ -90,13 +88,7 @@ class Result:
         self._history: History = read_history(self.folder)
         clients = (self._history.start or {}).get("clients", {})
         if client is not None and clients and client not in clients:
-            raise ConfigurationError(
-                [
-                    Problem(
-                        "client", f"must be one of {', '.join(clients)}, not {client!r}", code="unknown_name"
-                    )
-                ]
-            )
+            raise refused("client", f"must be one of {', '.join(clients)}, not {client!r}", "unknown_name")
 
     @property
     def summary(self) -> Mapping[str, Any]:
@@ -179,7 +171,7 @@ class Result:
         ]
         if (what := self.task.beyond_texts[0]) and any(isinstance(each, str) for each in given):
             message = f"must be documents with {what} for task {self.task.name}, not texts"
-            raise ConfigurationError([Problem("texts", message, code="wrong_type")])
+            raise refused("texts", message, "wrong_type")
         found = prediction.annotated(self._opened, documents)
         warn_of_trained(trained_texts(self._opened).count(documents), len(documents))
         return found

@@ -15,7 +15,7 @@ from fedstrata.api.arguments import with_argument_names
 from fedstrata.api.inputs import kept_for, with_data, with_documents_again, with_model
 from fedstrata.api.options import OBJECTS, Config, OnEvent, Options, lay, source_of
 from fedstrata.api.result import Result
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.core.settings.source import Source
 from fedstrata.display.plan import show_plan
 from fedstrata.display.run import Display
@@ -228,9 +228,7 @@ def with_objects(source: Source, options: Mapping[str, Any], folder: Path) -> No
     if (data := options.get("data")) is not None:
         with_data(source, data, options.get("columns"), folder)
     elif options.get("columns") is not None:
-        raise ConfigurationError(
-            [Problem("columns", "has no meaning without data, whose columns they are", code="no_effect")]
-        )
+        raise refused("columns", "has no meaning without data, whose columns they are", "no_effect")
     with_model(source, options.get("model"), options.get("tokenizer"), folder)
 
 

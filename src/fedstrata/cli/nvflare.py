@@ -11,7 +11,7 @@ import typer
 
 from fedstrata.cli.options import Debug
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 
 if TYPE_CHECKING:
     from fedstrata.cli.lines import ServerLine
@@ -42,9 +42,7 @@ def serve_on_nvflare(
     from fedstrata.record.summary import summarise  # noqa: PLC0415
 
     if admin is None:
-        raise ConfigurationError(
-            [Problem("--admin", "must be given: who submits the job, by its kit", code="missing")]
-        )
+        raise refused("--admin", "must be given: who submits the job, by its kit", "missing")
     timing, serving = line.timing(), line.serving(line.names(), patience)
     checked = check_served(source, serving.clients)
     folder = (out or free_folder(Path("runs"), checked.settings.name)).absolute()

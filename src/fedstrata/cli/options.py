@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 
 if TYPE_CHECKING:
     from fedstrata.core.settings.source import Source
@@ -91,7 +91,7 @@ def sort_arguments(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
     if len(files) > 1:
         named = ", ".join(map(str, files))
         message = f"one configuration file at most, not {len(files)}: {named}; a setting is PATH=VALUE"
-        raise ConfigurationError([Problem("", message, code="conflict")])
+        raise refused("", message, "conflict")
     return (files[0] if files else None), overrides
 
 

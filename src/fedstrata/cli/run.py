@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from fedstrata.cli.options import Arguments, Debug, Resume, configuration, sort_arguments
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.display import log
 from fedstrata.display.log import LogJson
 from fedstrata.engine.workers.fork_server import fork_server
@@ -41,9 +41,7 @@ def run(
         _stop_at_eof()
     file, overrides = sort_arguments(arguments or [])
     if resume and out is None:
-        raise ConfigurationError(
-            [Problem("", "--resume needs --out: the run directory to go on with", code="missing")]
-        )
+        raise refused("", "--resume needs --out: the run directory to go on with", "missing")
     asked = None if resume else configuration(file, overrides)
     if asked is not None and asked.values.get("workers", 1) not in (1, "ray"):
         fork_server()  # which imports while this process does

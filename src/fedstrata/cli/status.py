@@ -13,7 +13,7 @@ import typer
 
 from fedstrata.cli.options import Debug
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.core.errors import ConfigurationError, Problem, printable
+from fedstrata.core.errors import printable, refused
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -60,7 +60,7 @@ def _latest(runs: Path) -> Path:
     """
     latest = max(runs.glob("*/record.jsonl"), key=lambda path: path.stat().st_mtime, default=None)
     if latest is None:
-        raise ConfigurationError([Problem("RUN", "must be given: there is no run in runs/", code="missing")])
+        raise refused("RUN", "must be given: there is no run in runs/", "missing")
     return latest.parent
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 CODES: Mapping[str, str] = MappingProxyType(
     {
@@ -14,6 +15,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "changed": "A value differs from the one with which the run began.",
         "clients_lost": "Too few clients of a round can deliver.",
         "conflict": "Two values exclude each other.",
+        "connection_refused": "No process listens at the address of the server.",
         "cut_short": "A message or file ends too early.",
         "damaged": "A file is corrupt.",
         "diverged": "Training diverged: a number is no longer finite.",
@@ -44,7 +46,6 @@ CODES: Mapping[str, str] = MappingProxyType(
         "no_head": "No head of the ledger is known to verify against.",
         "no_identity": "The value is not an identity, or not the public half of one.",
         "no_offsets": "The tokenizer does not give character offsets.",
-        "nobody_listens": "No process listens at the address of the server.",
         "not_agreed": "A message differs from what both sides agreed.",
         "not_annotated": "A text has no annotations, or a file has no labels.",
         "not_callable": "The model cannot be called in the required way.",
@@ -141,3 +142,39 @@ CODES: Mapping[str, str] = MappingProxyType(
     }
 )
 """What each code means, in alphabetical order."""
+
+_OF_VALIDATION: Mapping[str, str] = MappingProxyType(
+    {
+        "missing": "missing",
+        "union_tag_not_found": "missing",
+        "extra_forbidden": "unknown_key",
+        "union_tag_invalid": "unknown_name",
+        "literal_error": "unknown_name",
+        "enum": "unknown_name",
+        "string_pattern_mismatch": "wrong_form",
+        "json_invalid": "not_json",
+    }
+)
+"""Our codes for pydantic's types of errors; see `code_of_validation` for the rest."""
+
+
+def code_of_validation(error: Mapping[str, Any], otherwise: str) -> str:
+    """Returns our code for one of pydantic's errors.
+
+    Args:
+        error: One item of `ValidationError.errors()`, with its context.
+        otherwise: The code where none fits.
+    """
+    kind: str = error["type"]
+    if kind == "value_error":
+        return getattr(error["ctx"]["error"], "code", otherwise)
+    if kind in _OF_VALIDATION:
+        return _OF_VALIDATION[kind]
+    if kind.startswith(("greater_than", "less_than", "too_", "string_too", "finite_number")):
+        return "out_of_range"
+    return "wrong_type" if kind.endswith(("_type", "_parsing", "_from_float")) else otherwise
+
+
+def code_of_reading(error: OSError) -> str:
+    """Returns our code for a file or folder that could not be read."""
+    return "not_found" if isinstance(error, FileNotFoundError) else "unreadable"

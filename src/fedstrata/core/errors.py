@@ -176,7 +176,7 @@ def printable(text: str, most: int = 500) -> str:
 
 
 class SettingError(ValueError):
-    """A value of a setting is wrong, as validators of settings tell it.
+    """A value is wrong: of a setting, as its validator finds it, or of a record or line of a file.
 
     Args:
         message: What is wrong, and what is allowed.
@@ -222,6 +222,17 @@ def refuse_by_policy(problems: Iterable[Problem]) -> None:
     """
     if wrong := list(problems):
         raise PolicyError(wrong)
+
+
+def refused(setting: str, message: str, code: str) -> ConfigurationError:
+    """Returns the error for one wrong setting, option or file.
+
+    Args:
+        setting: Its dotted path or its name; empty if it has none.
+        message: What is wrong: the value, and what is allowed.
+        code: What is wrong, for programs (`fedstrata.core.error_codes`).
+    """
+    return ConfigurationError([Problem(setting, message, code=code)])
 
 
 def refuse(problems: Sequence[Problem]) -> None:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.error_codes import code_of_reading
+from fedstrata.core.errors import refused
 
 HASH_BYTES = 32
 """Of a SHA-256."""
@@ -121,15 +122,7 @@ def bytes_in(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(
-            [
-                Problem(
-                    "",
-                    f"cannot read {path}: {error.strerror}",
-                    code="not_found" if isinstance(error, FileNotFoundError) else "unreadable",
-                )
-            ]
-        ) from None
+        raise refused("", f"cannot read {path}: {error.strerror}", code_of_reading(error)) from None
 
 
 def secret_bytes(path: Path) -> bytes:
@@ -152,7 +145,7 @@ def require_secret(path: Path) -> None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         message = f"others may read {path} (mode {mode:o}); it is a secret: chmod 600 {path}"
-        raise ConfigurationError([Problem("", message, code="not_secret")])
+        raise refused("", message, "not_secret")
 
 
 def write_new_secret(path: Path, data: bytes) -> None:
@@ -174,7 +167,7 @@ def write_new_secret(path: Path, data: bytes) -> None:
         message = (
             f"{path} exists, and a secret is never overwritten; name another file, or move this one away"
         )
-        raise ConfigurationError([Problem("", message, code="exists")]) from None
+        raise refused("", message, "exists") from None
     finally:
         temporary.unlink(missing_ok=True)
     keep_names(path.parent)
@@ -238,7 +231,7 @@ def hold(file: IO[Any], told: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise ConfigurationError([Problem("--out", told, code="in_use")]) from None
+        raise refused("--out", told, "in_use") from None
 
 
 def nearest_existing(path: Path) -> Path:
@@ -255,7 +248,7 @@ def require_writable(folder: Path) -> None:
     there = nearest_existing(folder)
     if not (there.is_dir() and os.access(there, os.W_OK | os.X_OK)):
         why = "may not be written to" if there.is_dir() else "is a file"
-        raise ConfigurationError([Problem("", f"cannot write to {folder}: {there} {why}", code="unwritable")])
+        raise refused("", f"cannot write to {folder}: {there} {why}", "unwritable")
 
 
 def require_new(folder: Path) -> None:
@@ -266,7 +259,7 @@ def require_new(folder: Path) -> None:
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         message = f"{folder} exists and is not an empty folder; name another one, or empty it first"
-        raise ConfigurationError([Problem("", message, code="exists")])
+        raise refused("", message, "exists")
 
 
 @contextmanager

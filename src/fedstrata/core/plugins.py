@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 
 from pydantic import BaseModel
 
-from fedstrata.core.errors import ConfigurationError, Problem, SettingError, did_you_mean
+from fedstrata.core.errors import ConfigurationError, SettingError, did_you_mean, refused
 
 Plugin = TypeVar("Plugin")
 
@@ -99,14 +99,14 @@ class Plugins(Mapping[str, Plugin]):
                 return self._here[name]
             if name in self.installed or is_reference(name):
                 if (wrong := self._wrong(name)) is not None:
-                    raise ConfigurationError([Problem(setting, str(wrong), code=wrong.code)])
+                    raise refused(setting, str(wrong), wrong.code)
                 return self._loaded[name]
         allowed = ", ".join([*self.own, *self.installed])
         hint = did_you_mean(name, [*self.own, *self.installed], before="; ") if isinstance(name, str) else ""
         given = "null" if name is None else repr(name)
         choice = f"one of {allowed}, or " if allowed else ""
         message = f"must be {choice}package.module:Class, not {given}{hint}"
-        raise ConfigurationError([Problem(setting, message, code="unknown_name")])
+        raise refused(setting, message, "unknown_name")
 
     def make(self, section: Mapping[str, Any], setting: str) -> Any:
         """Returns the object that a section describes, of a class by its `name`.

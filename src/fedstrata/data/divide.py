@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse, refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import CorpusSettings
 from fedstrata.core.settings.run import RunSettings
@@ -87,14 +87,14 @@ def divide(settings: RunSettings, task: Task, *, apart: bool = False) -> Divisio
     blank = [name for name, own in clients.items() if all(item.is_blank for item in own.train)]
     if blank:
         message = f"the training documents of {', '.join(blank)} hold no text; every client must have some"
-        raise ConfigurationError([Problem("partition", message, code="not_enough_data")])
+        raise refused("partition", message, "not_enough_data")
     if taken := held_out.keys() & clients.keys():
         message = f"{', '.join(sorted(taken))} is also the name of a client; rename the site"
-        raise ConfigurationError([Problem("data.split.test_sites", message, code="duplicate")])
+        raise refused("data.split.test_sites", message, "duplicate")
     outside = _external(settings, task, [*types, *sorted(named.difference(types))])
     if taken := outside.keys() & (clients.keys() | held_out.keys()):
         message = f"{', '.join(sorted(taken))} is also the name of a client or site; choose another name"
-        raise ConfigurationError([Problem("data.external", message, code="duplicate")])
+        raise refused("data.external", message, "duplicate")
     tested = held_out | outside
     kept = {name: fewer(own) for name, own in tested.items()}
     limited = _limited(settings.data.limit, [parts, *kept.values()], [whole, *tested.values()])
@@ -112,7 +112,7 @@ def _with_absent(
     trained = [*every(clients, "train"), *server]
     if all(document.annotates is None for document in trained):
         message = "'absent' has no effect: every type is annotated everywhere; see data.annotates"
-        raise ConfigurationError([Problem("data.not_annotated", message, code="no_effect")])
+        raise refused("data.not_annotated", message, "no_effect")
     clients = {name: replace(own, train=as_if_complete(own.train)) for name, own in clients.items()}
     return clients, as_if_complete(server)
 
@@ -219,9 +219,7 @@ def _external(settings: RunSettings, task: Task, types: Sequence[str]) -> dict[s
             common = [label for label in found if label in types]
             if not common:
                 message = f"none of its types ({', '.join(found)}) is one of the run's ({', '.join(types)})"
-                raise ConfigurationError(
-                    [Problem(f"{section}.types", f"{message}; map them", code="conflict")]
-                )
+                raise refused(f"{section}.types", f"{message}; map them", "conflict")
             documents = select_types(documents, common)
         outside[name] = Split(
             test=tuple(replace(document, id=f"{name}/{document.id}", site=name) for document in documents)

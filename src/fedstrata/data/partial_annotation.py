@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.errors import Problem, did_you_mean, refuse, refused
 from fedstrata.core.settings.data import Annotates
 from fedstrata.core.surveyed import RELATIONS
 from fedstrata.data.select import keep_looked_for, types_of
@@ -145,7 +145,7 @@ def require_sites(names: Collection[str], documents: Sequence[Document]) -> None
     if strangers := [name for name in names if name not in known]:
         there = ", ".join(map(repr, known))
         message = f"no training document is of a site {strangers[0]!r}; the sites are {there}"
-        raise ConfigurationError([Problem("task.mentions_only", message, code="unknown_name")])
+        raise refused("task.mentions_only", message, "unknown_name")
 
 
 def set_relations_aside(documents: Sequence[Document], sites: Collection[str]) -> tuple[Document, ...]:

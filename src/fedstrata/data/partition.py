@@ -28,7 +28,7 @@ from typing import TypeAlias
 import numpy as np
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.partition import PartitionSettings
 from fedstrata.data.label_mixtures import deal_equally
@@ -80,7 +80,7 @@ def partition(documents: Split, settings: PartitionSettings, seed: Seed) -> dict
         if not idle:
             return _collect(parts, {id_: names[client] for id_, client in assignment.items()}, names)
     setting, cure = ("lean", "lower") if settings.by == "speciality" else ("alpha", "raise")
-    raise _problem(
+    raise refused(
         f"partition.{setting}",
         f"with {setting}={getattr(settings, setting):g}, {clients} clients and {len(documents.train)} "
         f"training documents, each of {DRAWS} draws left a client without any ({names[min(idle)]} in the "
@@ -169,7 +169,7 @@ def _deal(ids: Sequence[str], shares: np.ndarray, rng: np.random.Generator) -> A
 def _by_tokens(parts: Parts, names: Sequence[str], seed: Seed) -> dict[str, Split]:
     whole = [item.id for item in parts["train"] if item.spans or item.relations or len(item.texts) > 1]
     if whole:
-        raise _problem(
+        raise refused(
             "partition.by",
             f"'tokens' cuts documents, and {len(whole)} of them have mentions or are pairs of texts (for "
             f"example {whole[0]!r}); it is for tasks on running text, such as lm",
@@ -180,7 +180,7 @@ def _by_tokens(parts: Parts, names: Sequence[str], seed: Seed) -> dict[str, Spli
     if not all(own):
         count = sum(len(document.text.split()) for document in parts["train"])
         message = f"{clients} clients cannot have 2 words each: the training documents have {count} words"
-        raise _problem("partition.clients", message, "not_enough_data")
+        raise refused("partition.clients", message, "not_enough_data")
     rest = {part: [item.id for item in documents] for part, documents in parts.items() if part != "train"}
     assignment = {
         id_: names[client]
@@ -204,7 +204,7 @@ def _collect(parts: Parts, client_of: Mapping[str, str], clients: Sequence[str])
 def _require_sites(documents: Split, settings: PartitionSettings) -> None:
     nowhere = [document.id for document in documents.all if not document.site]
     if nowhere:
-        raise _problem(
+        raise refused(
             "partition.by",
             f"'site' needs a site for every document, and {len(nowhere)} of {len(documents.all)} have none "
             f"(for example {nowhere[0]!r}); give each site its own sub-folder, or choose another rule",
@@ -212,9 +212,9 @@ def _require_sites(documents: Split, settings: PartitionSettings) -> None:
         )
     sites = sorted({document.site for document in documents.all})
     if not sites:
-        raise _problem("partition.by", "there are no documents, so there is no site", "not_enough_data")
+        raise refused("partition.by", "there are no documents, so there is no site", "not_enough_data")
     if settings.clients is not None and settings.clients != len(sites):
-        raise _problem(
+        raise refused(
             "partition.clients",
             f"{settings.clients}, but the data has {len(sites)} sites ({', '.join(map(repr, sites))}); "
             "leave it null to partition by site",
@@ -223,13 +223,13 @@ def _require_sites(documents: Split, settings: PartitionSettings) -> None:
     idle = sorted(set(sites).difference(document.site for document in documents.train))
     if idle:
         message = f"'site' leaves a client without training documents: {', '.join(map(repr, idle))}"
-        raise _problem("partition.by", message, "not_enough_data")
+        raise refused("partition.by", message, "not_enough_data")
 
 
 def _require_enough(documents: Split, settings: PartitionSettings, clients: int) -> None:
     available = len(documents.train)
     if clients > available:
-        raise _problem(
+        raise refused(
             "partition.clients",
             f"{clients} clients cannot each have a training document: there are {available} of them "
             f"({len(documents.all)} documents in all)",
@@ -237,12 +237,8 @@ def _require_enough(documents: Split, settings: PartitionSettings, clients: int)
         )
     label_of = LABEL_OF.get(settings.by)
     if label_of and not any(label_of(document) for document in documents.all):
-        raise _problem(
+        raise refused(
             "partition.by",
             f"{settings.by!r} goes by labels, and none of the {len(documents.all)} documents has any",
             "not_enough_data",
         )
-
-
-def _problem(path: str, message: str, code: str) -> ConfigurationError:
-    return ConfigurationError([Problem(path, message, code=code)])

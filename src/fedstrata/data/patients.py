@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedstrata.core.documents import Document, spelling_key
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import DataError, refused
 from fedstrata.data.readers.tables import LONGEST_NAME, TABLES, WITH_TABS, read_rows, unlike_a_name
 
 logger = logging.getLogger(__name__)
@@ -80,12 +80,12 @@ def with_patients(documents: Sequence[Document], path: Path, setting: str) -> li
     try:
         patients = read_patients(path)
     except DataError as error:
-        raise ConfigurationError([Problem(setting, str(error), code=error.code)]) from None
+        raise refused(setting, str(error), error.code) from None
     known = {document.id for document in documents}
     absent = [name for name in patients if name not in known]
     if message := _misfit(documents, patients, absent):
         code = "not_found" if len(absent) == len(patients) else "conflict"
-        raise ConfigurationError([Problem(setting, f"{path}: {message}", code=code)])
+        raise refused(setting, f"{path}: {message}", code)
     if absent:
         told = f"{len(absent)} of the {len(patients)} documents that it names are not in the data"
         logger.warning("%s: %s: %s (for example %r)", setting, path, told, absent[0])

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Literal
 
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.errors import Problem, did_you_mean, refuse, refused
 from fedstrata.core.settings.data import CorpusSettings, LabelSettings
 from fedstrata.data.icd9 import category
 
@@ -282,7 +282,7 @@ def select_relations(
     if found and not types_of(selected, "relations"):
         count = sum(len(document.relations) for document in documents)
         message = f"leaves none of the {count} relations, which are between other types of mentions"
-        raise ConfigurationError([Problem("data.modifiers", message, code="not_enough_data")])
+        raise refused("data.modifiers", message, "not_enough_data")
     return selected
 
 
@@ -360,7 +360,7 @@ def select_labels(
         selected = [document for document in selected if document.labels]
         if not selected:
             message = f"'drop' leaves none of the {len(documents)} documents: none has a label that is kept"
-            raise ConfigurationError([Problem("data.labels.without_labels", message, code="not_enough_data")])
+            raise refused("data.labels.without_labels", message, "not_enough_data")
     return selected
 
 
@@ -373,7 +373,7 @@ def _categories(document: Document) -> list[str]:
     for label in document.labels:
         if not category(label):
             message = f"3 shortens ICD-9-CM codes, and the label {label!r} of document {document.id} is none"
-            raise ConfigurationError([Problem("data.labels.digits", message, code="wrong_form")])
+            raise refused("data.labels.digits", message, "wrong_form")
     return [category(label) for label in document.labels]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import Problem, refuse, refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.data import SplitSettings
 
@@ -152,9 +152,7 @@ def set_aside(parts: Split, settings: SplitSettings, seed: Seed) -> tuple[Split,
         giving = [site for site in order if offered[site]]
         if not giving:
             message = f"must be at most {len(taken)}, so that every site keeps something to train on"
-            raise ConfigurationError(
-                [Problem("data.split.server", f"{message}, not {settings.server}", code="out_of_range")]
-            )
+            raise refused("data.split.server", f"{message}, not {settings.server}", "out_of_range")
         for site in giving:
             if len(taken) < settings.server:
                 taken += sites[site][offered[site].pop()]
@@ -232,9 +230,9 @@ def _require_patients(documents: Sequence[Document]) -> None:
             f"'patient' needs a patient for every document, and {len(nameless)} of {len(documents)} "
             f"have none (for example {nameless[0]!r}); data.patients can name them"
         )
-        raise ConfigurationError([Problem("data.split.by", message, code="missing")])
+        raise refused("data.split.by", message, "missing")
     if torn := _torn(documents):
-        raise ConfigurationError([Problem("data.split.by", torn, code="conflict")])
+        raise refused("data.split.by", torn, "conflict")
 
 
 def _torn(documents: Sequence[Document]) -> str:

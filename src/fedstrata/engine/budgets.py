@@ -16,7 +16,7 @@ from fedstrata.client.accounts import account_id, has_account, turn_of
 from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Workplace
-from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, Problem
+from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, refused
 from fedstrata.core.files import private_folder
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.privacy import MOST_EPSILON, BudgetSettings
@@ -148,7 +148,7 @@ def with_budget(
             "count that; with privacy.budget: unlimited in this site's configuration it has none"
         )
         setting = "privacy.unit" if settings.spends else "privacy.sigma"
-        raise ConfigurationError([Problem(setting, message, code="unbounded")])
+        raise refused(setting, message, "unbounded")
     if by_default and settings.boundable:
         path = home.absolute() / BUDGET
         epsilon, delta = _cap(privacy, client, path, policy)
@@ -262,7 +262,7 @@ def _require_apart(requests: Sequence[Request], unit: str) -> None:
                 "joint noise is there once for both, which a budget does not count; use mechanism 'local', "
                 "or name them apart if they are others (privacy.budget.disjoint_sites)"
             )
-            raise ConfigurationError([Problem("privacy.mechanism", message, code="duplicate")])
+            raise refused("privacy.mechanism", message, "duplicate")
         seen |= dict.fromkeys(each.units, each.client)
 
 
@@ -279,5 +279,5 @@ def _pseudonyms(site: Site, unit: str, key: PseudonymKey, *, by_site: bool) -> s
             f"{more} {unit}s of {site.id!r} have the name of one of another site whose documents it holds, "
             "and would be one in two units, which one clip does not bound; name them apart"
         )
-        raise ConfigurationError([Problem("privacy.budget.disjoint_sites", message, code="duplicate")])
+        raise refused("privacy.budget.disjoint_sites", message, "duplicate")
     return found

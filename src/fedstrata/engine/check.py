@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, did_you_mean, refused
 from fedstrata.core.method import Method
 from fedstrata.core.preflight import Facts
 from fedstrata.core.settings.data import CorpusSettings, with_places
@@ -234,7 +234,7 @@ def device_of(settings: RunSettings) -> torch.device:
         if (device.index or 0) >= torch.cuda.device_count():
             found = f"torch sees {torch.cuda.device_count()} GPUs here"
             message = f"{name!r} is not available: {found}; cpu always is"
-            raise ConfigurationError([Problem("device", message, code="not_found")])
+            raise refused("device", message, "not_found")
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what cuBLAS needs for it
         torch.use_deterministic_algorithms(True, warn_only=True)
     elif settings.training.precision == "bfloat16":
@@ -273,7 +273,7 @@ def check_metric(settings: RunSettings, task: Task | None) -> None:
     singles = len(names) - len(whole)
     more = f" and {singles} scores of single labels, such as {names[-1]}" if singles else ""
     message = f"{metric!r} is no score of this task{hint} It gives: {', '.join(whole)}{more}"
-    raise ConfigurationError([Problem("federation.metric", message, code="unknown_name")])
+    raise refused("federation.metric", message, "unknown_name")
 
 
 def divided_method(method: Method) -> Divided:
@@ -285,7 +285,7 @@ def divided_method(method: Method) -> Divided:
     if not isinstance(method, Divided):
         able = " or ".join(name for name, card in METHODS.items() if issubclass(card, Divided))
         message = f"must be {able}, which divides the model between client and server, not {method.name}"
-        raise ConfigurationError([Problem("method.name", message, code="not_supported")])
+        raise refused("method.name", message, "not_supported")
     return method
 
 

@@ -17,7 +17,7 @@ from fedstrata.client.failures import describe
 from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.cohort import Mean, Service
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import FedstrataError, refused
 from fedstrata.core.method import Method
 from fedstrata.core.settings.devices import Device
 from fedstrata.core.settings.privacy import LEAST_SITES
@@ -113,7 +113,7 @@ class RoundCohort:
         """
         if self.secure is not None:
             message = f"{self.method.name} asks for single updates ({handler}), and there are none"
-            raise ConfigurationError([Problem("privacy.secure_aggregation", message, code="not_supported")])
+            raise refused("privacy.secure_aggregation", message, "not_supported")
         return self._taken(handler, plan_of, self.engine.turns)
 
     def inputs(
@@ -314,4 +314,4 @@ def _require_cohorts(experiment: Experiment, clients: int) -> None:
             f"of {clients} clients that know each other at least {max(needed, LEAST_SITES)} must be in a sum"
         )
         message = f"draws {drawn} clients of a round, and {least} (privacy.secure_aggregation)"
-        raise ConfigurationError([Problem("federation.sample", message, code="out_of_range")])
+        raise refused("federation.sample", message, "out_of_range")

@@ -19,7 +19,7 @@ from fedstrata.client.site import Site
 from fedstrata.client.store import client_folder
 from fedstrata.client.turn import Done, Failed, Order, Workplace
 from fedstrata.core.cohort import Service
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.handlers import is_exchange
 from fedstrata.core.types import ClientInfo, Message, State, Tally, Tensors
 from fedstrata.data.split import PARTS
@@ -151,7 +151,7 @@ class LocalEngine(Engine):
         """
         if begun["data"] != self._fingerprint():
             message = "the documents are not those the run began with; a run cannot change its data"
-            raise ConfigurationError([Problem("data", message, code="changed")])
+            raise refused("data", message, "changed")
 
     def clients(self) -> Sequence[str]:
         """Returns the names of all clients that train."""

@@ -10,7 +10,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from fedstrata.adapters.attach import attach, wrap
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, refuse, refused
 from fedstrata.core.method import Method
 from fedstrata.core.model import Layout
 from fedstrata.core.preflight import Facts
@@ -144,10 +144,10 @@ def _check_emulated(
         message = (
             f"has {blocks} blocks, and the run's own model {own}: no block of it stands for some of these"
         )
-        raise ConfigurationError([Problem("devices.as_model", message, code="out_of_range")])
+        raise refused("devices.as_model", message, "out_of_range")
     if positions is not None and task.max_length > positions:
         message = f"knows {positions} positions, and task.max_length is {task.max_length}"
-        raise ConfigurationError([Problem("devices.as_model", message, code="conflict")])
+        raise refused("devices.as_model", message, "conflict")
 
 
 def outline(
@@ -265,13 +265,11 @@ def _layout(
         return find_layout(module)
     if task.generates and adapter.kind == "prefix":
         message = f"is not there while an answer is generated, as task {task.name} does"
-        raise ConfigurationError(
-            [Problem("adapter.kind", f"{message}; use lora or bottleneck", code="not_supported")]
-        )
+        raise refused("adapter.kind", f"{message}; use lora or bottleneck", "not_supported")
     if method is not None and method.adapters and adapter.kind not in method.adapters:
         allowed = " or ".join(method.adapters)
         message = f"must be {allowed} with method {method.name}, not {adapter.kind!r}"
-        raise ConfigurationError([Problem("adapter.kind", message, code="conflict")])
+        raise refused("adapter.kind", message, "conflict")
     full = method.full_parts(find_layout(module)) if method is not None else ()
     return find_layout(*wrap(module, adapter, kind=task.kind, full=full))
 
@@ -279,10 +277,10 @@ def _layout(
 def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | None) -> None:
     if not module.supports_gradient_checkpointing:
         message = f"transformers has none for {type(module).__name__}; leave it false"
-        raise ConfigurationError([Problem("training.checkpointing", message, code="not_supported")])
+        raise refused("training.checkpointing", message, "not_supported")
     if adapter is not None and adapter.kind == "prefix":
         message = "keeps no keys and values, to which a prefix adds; leave it false with adapter.kind prefix"
-        raise ConfigurationError([Problem("training.checkpointing", message, code="conflict")])
+        raise refused("training.checkpointing", message, "conflict")
 
 
 def _check_tokenizer(settings: RunSettings, task: Task, tokenizer: Any) -> None:
@@ -305,16 +303,16 @@ def _check_method(settings: RunSettings, method: Method | None, layout: Layout, 
     trained = method.trainable(layout)
     if settings.training.frozen_dropout == "on" and not _has_frozen_part(layout, trained):
         message = f"'on' has no meaning with {method.name}, with which the embedding and every block train"
-        raise ConfigurationError([Problem("training.frozen_dropout", message, code="no_effect")])
+        raise refused("training.frozen_dropout", message, "no_effect")
     if settings.training.frozen_dropout == "on" and _has_no_dropout(config):
         message = f"'on' has no meaning with {settings.model.name}, whose blocks have no dropout"
-        raise ConfigurationError([Problem("training.frozen_dropout", message, code="not_supported")])
+        raise refused("training.frozen_dropout", message, "not_supported")
     cut = frozen_blocks(layout, trained)
     if settings.training.cache == "on" and cut == 0:
         message = (
             "'on' needs a frozen embedding and frozen lower blocks, and with this method they train; use auto"
         )
-        raise ConfigurationError([Problem("training.cache", message, code="conflict")])
+        raise refused("training.cache", message, "conflict")
 
 
 def _has_frozen_part(layout: Layout, trained: Collection[str]) -> bool:

@@ -4,7 +4,7 @@ import os
 from importlib.util import find_spec
 from typing import Any, Final
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refused
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.metrics.cost import cores
 
@@ -60,7 +60,7 @@ def join() -> None:
     except (ConnectionError, ValueError) as error:
         what = "start Ray on this machine" if alone else f"join the Ray cluster at {address} ({ADDRESS})"
         message = f"cannot {what}: {type(error).__name__}"
-        raise ConfigurationError([Problem("workers", message, code="failed")]) from None
+        raise refused("workers", message, "failed") from None
     _joined = True
     if alone and (found := ray.util.get_node_ip_address()) != _LOOPBACK:
         leave()
@@ -68,7 +68,7 @@ def join() -> None:
             f"Ray would listen on {found}, since this program has imported it before: start Ray yourself "
             f"(ray.init), or set {_SEVERAL_MACHINES}=0 before it is imported"
         )
-        raise ConfigurationError([Problem("workers", message, code="exposed")])
+        raise refused("workers", message, "exposed")
 
 
 def leave() -> None:

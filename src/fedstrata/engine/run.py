@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import FedstrataError, refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.yaml import as_yaml
 from fedstrata.core.types import State
@@ -160,7 +160,7 @@ class Run(Generic[EngineType]):
         committed, wanted = len(committed_rounds(events)), self.experiment.settings.federation.rounds
         if wanted < committed:
             message = f"must be at least {committed}, the rounds already committed, not {wanted}"
-            raise ConfigurationError([Problem("federation.rounds", message, code="out_of_range")])
+            raise refused("federation.rounds", message, "out_of_range")
 
     def _require_same_noise(self, begun: Mapping[str, Any] | None) -> None:
         """Refuses to go on with other noise: what was spent was spent with the noise that there was."""
@@ -172,7 +172,7 @@ class Run(Generic[EngineType]):
                 message = (
                     f"{name} was {as_yaml(before)} and would be {as_yaml(wanted)}: {why}; begin another run"
                 )
-                raise ConfigurationError([Problem("privacy", message, code="changed")])
+                raise refused("privacy", message, "changed")
 
     def _begin(self) -> State:
         """Tells that the run begins, or goes on, and returns the state that it does so with."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import DataError, Problem, refused
 from fedstrata.core.settings.data import CorpusSettings, DataSettings, listed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
@@ -27,7 +27,7 @@ def cut_to_public_texts(settings: RunSettings, task: Task) -> Any:
         for path in find_public_texts(Path(settings.model.vocabulary).expanduser()):
             with_added += read_public_texts(path)
     except DataError as error:
-        raise ConfigurationError([Problem(_SETTING, str(error), code=error.code)]) from None
+        raise refused(_SETTING, str(error), error.code) from None
     return cut_tokenizer(read_tokenizer(settings.model), with_added)
 
 

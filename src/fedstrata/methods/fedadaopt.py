@@ -26,7 +26,7 @@ from fedstrata.adapters.rank import beyond_adapter, cut, largest_rank, of_severa
 from fedstrata.aggregate.mean import StreamingMean
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refused
 from fedstrata.core.method import Method
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts
@@ -80,9 +80,7 @@ class FedAdaOPT(Method):
         """
         if self.depth > len(layout.blocks):
             message = f"must be at most {len(layout.blocks)}, the number of blocks of the model, not"
-            raise ConfigurationError(
-                [Problem("method.depth", f"{message} {self.depth}", code="out_of_range")]
-            )
+            raise refused("method.depth", f"{message} {self.depth}", "out_of_range")
         return layout.all
 
     def start(self, model: Model) -> State:

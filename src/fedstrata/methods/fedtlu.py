@@ -36,7 +36,12 @@ from fedstrata.aggregate.robust import FACTS, robust_change
 from fedstrata.aggregate.rules import MeanRule
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem, SettingError, TrainingError
+from fedstrata.core.errors import (
+    FrameError,
+    SettingError,
+    TrainingError,
+    refused,
+)
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, NotNegative, idle_settings
@@ -147,7 +152,7 @@ class FedTLU(Averaging):
         outside = (*layout.embedding, *layout.final_norm, *layout.head)
         if self.update == "last" and not outside:
             message = "'last' merges what follows the blocks, and under this adapter nothing of that trains"
-            raise ConfigurationError([Problem("method.update", message, code="no_effect")])
+            raise refused("method.update", message, "no_effect")
         return layout.all
 
     def start(self, model: Model) -> State:
@@ -157,7 +162,7 @@ class FedTLU(Averaging):
         tensors = dict(zip(layout.all, model.parameters(layout.all), strict=True))
         if self._ranks and not select.scored_tensors(layout.blocks, tensors, self.scored):
             message = f"{self.scored!r} leaves nothing to score: no such tensor of a block trains"
-            raise ConfigurationError([Problem("method.scored", message, code="no_effect")])
+            raise refused("method.scored", message, "no_effect")
         if self._schedule and self._chooses:
             values["schedule"] = asdict(Progress())
         if self.update == "last":

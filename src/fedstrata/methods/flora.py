@@ -37,7 +37,7 @@ from fedstrata.adapters.stack import AdaptedLayer, adapted_layers, fresh, stacke
 from fedstrata.aggregate.mean import StreamingMean, replace
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refused
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.preflight import Facts, Growth
 from fedstrata.core.seeding import Seed
@@ -139,7 +139,7 @@ class FLoRA(LocalTraining):
         tensors = model.snapshot([layer.weight for layer in layers])
         if not all(weight.is_floating_point() for weight in tensors.values()):
             message = "flora adds adapters to the model's weights, which cannot be quantised for that"
-            raise ConfigurationError([Problem("method.name", message, code="conflict")])
+            raise refused("method.name", message, "conflict")
         head = [name for name in model.layout.all if not is_lora(name)]
         values: dict[str, Any] = {
             "_layers": [asdict(layer) for layer in layers],

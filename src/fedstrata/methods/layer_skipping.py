@@ -25,7 +25,7 @@ from pydantic import Field
 
 from fedstrata.core.client import Client
 from fedstrata.core.cohort import Cohort
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.model import Layout, Model
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count, Fraction, Settings
@@ -141,10 +141,10 @@ class LayerSkipping(Probing, Averaging):
                 least = sum(layout.sizes[name] for name in train_top(layout, 1) if name not in private)
                 share = least / sum(layout.sizes.values())
                 message = f"{automatic.budget:g} of the model is less than one block needs, {share:.4f}"
-                raise ConfigurationError([Problem("method.top.budget", message, code="out_of_range")])
+                raise refused("method.top.budget", message, "out_of_range")
             return k
         k = top_count(cast("int | float", self.top), blocks)
         if k > blocks:
             message = f"must be at most {blocks}, the number of blocks of the model, not {k}"
-            raise ConfigurationError([Problem("method.top", message, code="out_of_range")])
+            raise refused("method.top", message, "out_of_range")
         return k

@@ -15,9 +15,8 @@ from pydantic import TypeAdapter
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.errors import ConfigurationError, refused
 from fedstrata.core.model import EMBEDDING, FINAL_NORM, HEAD, Layout
-from fedstrata.models.transformers_calls import refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem, did_you_mean
+from fedstrata.core.errors import FedstrataError, did_you_mean, refused
 from fedstrata.core.files import hash_of, nearest_existing, new_folder, require_new
 from fedstrata.models.gguf import convert, require_gguf
 from fedstrata.models.locate import WEIGHTS
@@ -135,7 +135,7 @@ def packaged_model(name: str) -> PackagedModel:
     if name not in CATALOGUE:
         hint = did_you_mean(name, CATALOGUE, before="; ")
         message = f"{name!r} is none of {', '.join(CATALOGUE)}{hint}"
-        raise ConfigurationError([Problem("NAME", message, code="unknown_name")])
+        raise refused("NAME", message, "unknown_name")
     return CATALOGUE[name]
 
 
@@ -205,7 +205,7 @@ def _require_room(model: PackagedModel, folder: Path) -> None:
     needed = model.download + model.disk
     if free < needed:
         message = f"needs {needed / 1e9:.1f} GB while it is converted, and {free / 1e9:.1f} GB are free"
-        raise ConfigurationError([Problem("--to", message, code="too_large")])
+        raise refused("--to", message, "too_large")
 
 
 def _download(package: str, folder: Path, report: Report) -> Path:

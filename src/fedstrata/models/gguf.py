@@ -10,8 +10,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from fedstrata.core.errors import refused
 from fedstrata.core.files import hash_of, new_folder
-from fedstrata.models.transformers_calls import explained, quiet, refused
+from fedstrata.models.transformers_calls import explained, quiet
 
 SUFFIX = ".gguf"
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"

@@ -14,14 +14,13 @@ from safetensors.torch import save_model
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.core.files import new_folder
 from fedstrata.core.plugins import Plugins, is_reference
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.blocks import choose_blocks, single_list
 from fedstrata.models.locate import PACKAGE_PREFIX, WEIGHTS, check_weights
 from fedstrata.models.plain import BODY, PlainConfig, PlainModel, read_weights
-from fedstrata.models.transformers_calls import refused
 from fedstrata.models.trial import require_forward, require_logits, watch_blocks
 
 Factory = Callable[[str, tuple[str, ...]], tuple[nn.Module, Any]]

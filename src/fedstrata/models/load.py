@@ -25,7 +25,7 @@ from transformers import (
 )
 from transformers.models.auto.auto_factory import _get_model_class
 
-from fedstrata.core.errors import Problem, did_you_mean, refuse
+from fedstrata.core.errors import Problem, did_you_mean, refuse, refused
 from fedstrata.core.model import HEAD
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings, TrainedTokenizer
@@ -34,7 +34,7 @@ from fedstrata.models.given import make, names_factory
 from fedstrata.models.locate import check_weights, locate, refuse_adapter
 from fedstrata.models.quantize import check_quantized, quantization
 from fedstrata.models.state import Model
-from fedstrata.models.transformers_calls import explained, quiet, refused
+from fedstrata.models.transformers_calls import explained, quiet
 from fedstrata.models.vocabulary import cut_config, cut_module, kept_tokens
 
 AUTO_CLASSES: dict[str, Any] = {

@@ -10,9 +10,9 @@ import json
 import re
 from pathlib import Path
 
+from fedstrata.core.errors import refused
 from fedstrata.models.gguf import SUFFIX as GGUF
 from fedstrata.models.gguf import converted
-from fedstrata.models.transformers_calls import refused
 
 MINI = Path(__file__).parent / "mini"
 SHIPPED = "mini"

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from transformers import BitsAndBytesConfig, PreTrainedModel
 
+from fedstrata.core.errors import refused
 from fedstrata.core.settings.model import ModelSettings
-from fedstrata.models.transformers_calls import refused
 
 # Whoever imports it, PEFT for one, would else be told of faster kernels that lie on the hub.
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

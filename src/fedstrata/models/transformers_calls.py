@@ -7,7 +7,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers.utils import logging as transformers_logging
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 
 _TRANSFORMERS_ERRORS = (
     OSError,
@@ -20,11 +20,6 @@ _TRANSFORMERS_ERRORS = (
     StrictDataclassError,
     SafetensorError,
 )
-
-
-def refused(setting: str, message: str, code: str) -> ConfigurationError:
-    """Returns the error for one wrong setting."""
-    return ConfigurationError([Problem(setting, message, code=code)])
 
 
 @contextmanager

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedstrata.core.errors import Problem, refuse
+from fedstrata.core.errors import Problem, refuse, refused
 from fedstrata.models.plain import logits_of, without_fast_path
-from fedstrata.models.transformers_calls import refused
 
 _TAKES = ("input_ids", "attention_mask")
 _FORMS = {

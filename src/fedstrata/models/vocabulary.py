@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from fedstrata.models.transformers_calls import quiet, refused
+from fedstrata.core.errors import refused
+from fedstrata.models.transformers_calls import quiet
 
 SETTING = "model.vocabulary"
 KEPT_TOKENS = "kept_tokens"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from pydantic import Field
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import FedstrataError, refused
 from fedstrata.core.files import is_somebodys_turn, private_folder, require_secret, write_atomically
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.run import RunSettings
@@ -82,7 +82,7 @@ def take(folder: Path, submission: int) -> Handover:
     place = folder / HANDOVER
     if not (place / _HANDOVER).is_file():
         message = f"{folder} was not handed over by: fedstrata serve --on nvflare"
-        raise ConfigurationError([Problem("folder", message, code="not_found")])
+        raise refused("folder", message, "not_found")
     require_secret(place)
     found = Handover.model_validate_json((place / _HANDOVER).read_bytes())
     if found.submission != submission:

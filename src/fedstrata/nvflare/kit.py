@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import write_atomically
 
 _ALLOWED = {
@@ -38,7 +38,7 @@ def prepare_kit(kit: Path) -> Path:
     found = next((place for place in places if place.is_file()), None)
     if role is None or found is None:
         message = f"{kit} is no startup kit of an NVFlare server or client"
-        raise ConfigurationError([Problem("", message, code="wrong_kit")])
+        raise refused("", message, "wrong_kit")
     resources: dict[str, Any] = json.loads(found.read_bytes())
     allowed = resources.setdefault("class_allow_list", [])
     allowed += {_ALLOWED[role], _LAUNCHERS[role]}.difference(allowed)

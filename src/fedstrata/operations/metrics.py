@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.operations.local_server import Answer
 from fedstrata.operations.standing import DELIVERED, LOST
 
@@ -29,7 +29,7 @@ def require_metrics(setting: str) -> None:
     """
     if find_spec("prometheus_client") is None:
         message = "prometheus-client is not installed; install it with: pip install 'fedstrata[operations]'"
-        raise ConfigurationError([Problem(setting, message, code="not_installed")])
+        raise refused(setting, message, "not_installed")
 
 
 def families(picture: Mapping[str, Any]) -> Iterator[Metric]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import nearest_existing
 from fedstrata.core.settings.source import Source
 from fedstrata.data.patients import patients_of
@@ -162,7 +162,7 @@ def make_plan(source: Source, *, folder: Path = Path(), seconds: float = SECONDS
         message = (
             f"a training step or a batch for scoring does not fit in the memory of {experiment.model.device}"
         )
-        raise ConfigurationError([Problem("training.batch_size", message, code="too_large")]) from None
+        raise refused("training.batch_size", message, "too_large") from None
     estimate = Estimate(experiment, surveyed, rehearsed)
     return _assemble(estimate, corpus, folder, prepared - started, time.perf_counter() - prepared)
 

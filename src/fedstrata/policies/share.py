@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import cast
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.model import Layout
 from fedstrata.core.types import JSON, State
 from fedstrata.policies.freeze import top_count
@@ -37,7 +37,7 @@ def block_count(shared: int | float, layout: Layout) -> int:
         message = f"must be less than {blocks}, the number of blocks of the model, not {k}; 1.0 shares all"
         if isinstance(shared, float):
             message = f"{shared:g} of the model's {blocks} blocks is all of them, rounded; 1.0 shares all"
-        raise ConfigurationError([Problem("method.shared_blocks", message, code="out_of_range")])
+        raise refused("method.shared_blocks", message, "out_of_range")
     return k
 
 
@@ -101,11 +101,11 @@ def personal_top(layout: Layout, blocks: int, *, setting: str) -> tuple[str, ...
     count = len(layout.blocks)
     if blocks > count:
         message = f"must be at most {count}, the number of blocks of the model, not {blocks}"
-        raise ConfigurationError([Problem(setting, message, code="out_of_range")])
+        raise refused(setting, message, "out_of_range")
     above = [name for block in layout.blocks[count - blocks :] for name in block] if blocks else []
     personal = (*above, *(layout.final_norm if blocks else ()), *layout.head)
     if not personal:
         what = "it is tied to the embedding, or frozen under an adapter"
         message = f"this model's head does not train by itself ({what}), so nothing would stay at a client"
-        raise ConfigurationError([Problem(setting, message, code="no_effect")])
+        raise refused(setting, message, "no_effect")
     return personal

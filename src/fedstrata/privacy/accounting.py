@@ -26,7 +26,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 
 _POINTS = 500
 """Points of the first grid: so many intervals are as long as the largest loss of one step."""
@@ -86,7 +86,7 @@ def require_installed() -> None:
     missing = [package for module, package in needed.items() if find_spec(module) is None]
     if missing:
         message = f"{', '.join(missing)} is not installed; install it with: pip install 'fedstrata[privacy]'"
-        raise ConfigurationError([Problem("privacy.mechanism", message, code="not_installed")])
+        raise refused("privacy.mechanism", message, "not_installed")
 
 
 def epsilon_of(mechanisms: Sequence[Mechanism], delta: float) -> float:

@@ -24,7 +24,7 @@ from torch.nn import Parameter
 
 from fedstrata.adapters.rank import largest_rank, tails
 from fedstrata.core.client import Client, Feed
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.model import Model
 from fedstrata.core.types import Tensors
 from fedstrata.privacy.mechanism import Privacy
@@ -97,9 +97,7 @@ class UnitGradients:
         units = self.units_of()
         if len(units) > self.declared:  # how many is for nobody else, and the server hears this
             told = f"there are more {self.privacy.settings.unit}s than the {self.declared} that are declared"
-            raise ConfigurationError(
-                [Problem("privacy.units", f"{told}; declare at least as many", code="out_of_range")]
-            )
+            raise refused("privacy.units", f"{told}; declare at least as many", "out_of_range")
         return units
 
     def secret(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ruamel.yaml.error import YAMLError
 
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean, refuse
+from fedstrata.core.errors import Problem, did_you_mean, refuse, refused
 from fedstrata.core.files import bytes_in, write_atomically
 from fedstrata.core.settings.privacy import MOST_KNOWN_SITES
 from fedstrata.core.settings.yaml import plain_values, shortened, told
@@ -50,11 +50,9 @@ def read_lock(path: Path) -> Lock:
         message, code = (
             (told(error), "not_yaml") if isinstance(error, YAMLError) else ("it is no UTF-8", "not_utf8")
         )
-        raise ConfigurationError([Problem("", f"{path}: {message}", code=code)]) from None
+        raise refused("", f"{path}: {message}", code) from None
     if not isinstance(values, dict) or not isinstance(values.get("sites"), dict):
-        raise ConfigurationError(
-            [Problem("", f"{path} is no federation lock: it has no `sites`", code="missing")]
-        )
+        raise refused("", f"{path} is no federation lock: it has no `sites`", "missing")
     problems = [
         Problem(
             "", f"{path}: {key!r} is not known{did_you_mean(key, _KEYS, before='; ')}", code="unknown_key"

@@ -10,7 +10,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import secret_bytes, write_new_secret
 
 PUBLIC_BYTES = 32
@@ -57,9 +57,7 @@ class Identity:
         except (ValueError, TypeError, UnsupportedAlgorithm):
             key = None
         if not isinstance(key, Ed25519PrivateKey):
-            raise ConfigurationError(
-                [Problem("", f"{path} holds no identity: an Ed25519 key in PEM", code="no_identity")]
-            )
+            raise refused("", f"{path} holds no identity: an Ed25519 key in PEM", "no_identity")
         return cls(key)
 
     @property

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.privacy.randomness import Randomness
 from fedstrata.privacy.secure_sum.messages import RING
 from fedstrata.privacy.secure_sum.quantization import RoundingError
@@ -79,9 +79,7 @@ class Sharing:
         most = 2 * threshold(self.sites) - self.sites - 1
         if self.sites < 3 or not 0 <= self.colluders <= most:
             told = f"{self.colluders} colluders among {self.sites} sites: a secure sum of 3 or more sites"
-            raise ConfigurationError(
-                [Problem("privacy.colluders", f"{told} bears 0 to {max(0, most)}", code="out_of_range")]
-            )
+            raise refused("privacy.colluders", f"{told} bears 0 to {max(0, most)}", "out_of_range")
 
     @property
     def carriers(self) -> int:
@@ -261,7 +259,7 @@ def largest_scale(sharing: Sharing, clip: float, numbers: int, sigma: float, uni
             f"noise of {sigma:g}: whole numbers would be too coarse; let fewer units be in a step, train "
             "fewer numbers, or take a mechanism of local noise"
         )
-        raise ConfigurationError([Problem("privacy.mechanism", told, code="out_of_range")])
+        raise refused("privacy.mechanism", told, "out_of_range")
     return scaled / clip
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.client import Line as ClientLine
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import keep_names, private_folder
 from fedstrata.core.types import JSON, Message, Update
 from fedstrata.privacy.ledger_verification import (
@@ -199,7 +199,7 @@ class Ledger:
                 message = (
                     f"{self._path} is damaged: see fedstrata ledger verify {self._path}, and move it away"
                 )
-                raise ConfigurationError([Problem("", message, code="damaged")]) from None
+                raise refused("", message, "damaged") from None
             end = start
 
     def _note(self, line: Line) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem, printable
+from fedstrata.core.errors import FedstrataError, printable, refused
 from fedstrata.core.files import bytes_in
 
 LEDGER = "egress.jsonl"
@@ -100,7 +100,7 @@ def ledgers_in(path: Path) -> list[Path]:
     if found := [each for pattern in patterns for each in sorted(path.glob(pattern))]:
         return found
     message = f"{path} holds no ledger: neither {LEDGER} nor clients/ID/{LEDGER} is in it"
-    raise ConfigurationError([Problem("PATH", message, code="not_found")])
+    raise refused("PATH", message, "not_found")
 
 
 def read_ledger(path: Path) -> Iterator[Line]:

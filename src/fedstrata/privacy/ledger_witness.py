@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fedstrata.core.errors import ConfigurationError, Problem, printable
+from fedstrata.core.errors import printable, refused
 from fedstrata.privacy.federation_lock import Lock
 from fedstrata.privacy.identity import is_signed
 from fedstrata.privacy.ledger_verification import NOTHING
@@ -60,11 +60,9 @@ def heads_witnessed(path: Path, client: str, run: str | None, lock: Lock) -> dic
             sum that it has no ledger, or no head of it is known.
     """
     if client not in lock:
-        raise ConfigurationError(
-            [Problem("--lock", f"does not name client {printable(client)!r}", code="unknown_name")]
-        )
+        raise refused("--lock", f"does not name client {printable(client)!r}", "unknown_name")
     if not path.is_file():
-        raise ConfigurationError([Problem("--witnessed", f"there is no file {path}", code="not_found")])
+        raise refused("--witnessed", f"there is no file {path}", "not_found")
     found: dict[str, str] = {}
     bundles = 0
     for number, event in enumerate(read_events(path), start=1):
@@ -72,12 +70,12 @@ def heads_witnessed(path: Path, client: str, run: str | None, lock: Lock) -> dic
             bundle = KeyBundle.model_validate(event.get("keys"))
         except ValidationError:
             message = f"{path}: entry {number} is not what a site signs with its keys for a sum"
-            raise ConfigurationError([Problem("--witnessed", message, code="damaged")]) from None
+            raise refused("--witnessed", message, "damaged") from None
         if bundle.site != client:
             continue
         if not is_signed(lock[client], bytes.fromhex(bundle.signature), signed_keys(bundle)):
             message = f"{path}: entry {number} was not signed by the identity of {client!r} in the lock"
-            raise ConfigurationError([Problem("--witnessed", message, code="not_signed")])
+            raise refused("--witnessed", message, "not_signed")
         if run not in {None, bundle.sum.run}:
             continue  # one identity serves many runs, each with a ledger of its own
         if bundle.ledger_head != NOTHING:
@@ -86,17 +84,17 @@ def heads_witnessed(path: Path, client: str, run: str | None, lock: Lock) -> dic
             message = (
                 f"{path}: entry {number}: {client!r} has signed that it has no ledger, after its first sum"
             )
-            raise ConfigurationError([Problem("--witnessed", message, code="conflict")])
+            raise refused("--witnessed", message, "conflict")
         bundles += 1
     if not bundles:
         signed = f"nothing that {printable(client)!r} has signed" + (
             f" in run {printable(run)}" if run else ""
         )
         message = f"{path} holds {signed}; take that of another site of the same run"
-        raise ConfigurationError([Problem("--witnessed", message, code="not_found")])
+        raise refused("--witnessed", message, "not_found")
     if not found:
         message = (
             f"{path} holds no head of the ledger of {client!r}: it was in one sum, before its first line"
         )
-        raise ConfigurationError([Problem("--witnessed", message, code="no_head")])
+        raise refused("--witnessed", message, "no_head")
     return found

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.settings.run import USUAL_METHOD, RunSettings
 
@@ -128,7 +128,7 @@ def require_no_other_run(folder: Path, run: Path | None) -> None:
     of_a_run = folder.resolve().name == AUDITS and (other / "record.jsonl").exists()
     if of_a_run and (run is None or other != run.resolve()):
         what = f"{folder} is for attacks on the run {other.name} as it was made, and this is none"
-        raise ConfigurationError([Problem("", f"{what}; give another folder with --out", code="conflict")])
+        raise refused("", f"{what}; give another folder with --out", "conflict")
 
 
 def what_was_attacked(settings: RunSettings) -> dict[str, Any]:

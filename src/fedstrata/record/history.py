@@ -7,7 +7,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.record.log import as_written, committed_rounds, read_events
 from fedstrata.record.summary import headline, overhead_of, summarise
 
@@ -54,9 +54,7 @@ def require_run(folder: Path) -> None:
     """
     for name in ("config.yaml", "record.jsonl"):
         if not (folder / name).is_file():
-            raise ConfigurationError(
-                [Problem("", f"{folder} holds no run: there is no {name} in it", code="not_found")]
-            )
+            raise refused("", f"{folder} holds no run: there is no {name} in it", "not_found")
 
 
 def read_history(folder: Path) -> History:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import private_folder, write_atomically
 from fedstrata.core.settings.source import flatten
 from fedstrata.record.history import bytes_sent, client_scores, start_of
@@ -173,7 +173,7 @@ def require_trackers(names: Sequence[str]) -> None:
     if missing:
         extras = ",".join(missing)
         message = f"{', '.join(missing)} is not installed; install it with: pip install 'fedstrata[{extras}]'"
-        raise ConfigurationError([Problem("report_to", message, code="not_installed")])
+        raise refused("report_to", message, "not_installed")
 
 
 class Trackers:

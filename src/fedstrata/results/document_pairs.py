@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse, refused
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.settings.source import read_source, validate
 from fedstrata.data.partial_annotation import mark_looked_for
@@ -57,9 +57,7 @@ def read_documents(
     if form is None:
         form = format_of(path, option)
     elif form not in formats:
-        raise ConfigurationError(
-            [Problem(option, f"must be one of {', '.join(formats)}, not {form!r}", code="unknown_name")]
-        )
+        raise refused(option, f"must be one of {', '.join(formats)}, not {form!r}", "unknown_name")
     ends = formats[form].annotation_suffix
     if ends and not any(source.annotations for source in find_sources(path, formats[form])):
         raise DataError(
@@ -167,7 +165,7 @@ def select_as(run: Path, sides: Sequence[list[Document]]) -> tuple[list[list[Doc
     settings, task = open_task(run, "--as")
     if not {"spans", "relations"} & set(task.gives):
         message = f"must be a run that finds mentions or relations, not one on task {task.name}"
-        raise ConfigurationError([Problem("--as", message, code="not_supported")])
+        raise refused("--as", message, "not_supported")
     named = [
         [rename_relations(keep_types(document, settings.data.types), settings.data) for document in side]
         for side in sides
@@ -196,13 +194,11 @@ def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[l
             documents are missing.
     """
     if part not in PARTS:
-        raise ConfigurationError(
-            [Problem("--part", f"must be one of {', '.join(PARTS)}, not {part!r}", code="unknown_name")]
-        )
+        raise refused("--part", f"must be one of {', '.join(PARTS)}, not {part!r}", "unknown_name")
     file = run / DOCUMENTS
     if not file.is_file():
         message = f"{run} does not say which documents are whose: there is no {DOCUMENTS} in it"
-        raise ConfigurationError([Problem("--part", message, code="not_found")])
+        raise refused("--part", message, "not_found")
     clients = [own for own in json.loads(file.read_text(encoding="utf-8")).values() if own["train"]]
     ids = {id_ for documents in clients for id_ in documents[part]}
     elsewhere = {id_ for documents in clients for name in PARTS if name != part for id_ in documents[name]}
@@ -216,7 +212,7 @@ def select_part(run: Path, part: str, sides: Sequence[list[Document]]) -> list[l
     if missing or not ids:
         lacking = f"GOLD lacks these of the {part} part of {run}: {_listed(missing)}"
         message = lacking if ids else f"{run} has no {part} documents"
-        raise ConfigurationError([Problem("--part", message, code="missing" if ids else "not_enough_data")])
+        raise refused("--part", message, "missing" if ids else "not_enough_data")
     # A system's documents may have other ids: how far these hold site and split depends on the format.
     places = {_place(document) for document in sides[0] if document.id not in ids}
     others = (known | elsewhere) - ids

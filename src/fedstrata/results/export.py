@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.adapters.attach import merge
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import new_folder
 from fedstrata.models.state import Model
 from fedstrata.results.card import Facts, card_of, is_path
@@ -48,7 +48,7 @@ def export(
         adapter = None
     if keep_adapter and adapter is None:
         message = f"this run left no adapter: {result.method.name} trained the model itself, or merged it"
-        raise ConfigurationError([Problem("--adapter", message, code="not_found")])
+        raise refused("--adapter", message, "not_found")
     merged = adapter is not None and adapter.kind == "lora" and not keep_adapter
     facts = Facts(result, out.resolve().name, licence, language, names, None if merged else adapter)
     with new_folder(out) as unfinished:

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, refuse
+from fedstrata.core.errors import DataError, Problem, refuse, refused
 from fedstrata.core.files import private_folder, require_new, write_atomically
 from fedstrata.core.settings.data import DataSettings
 from fedstrata.core.task import Task
@@ -119,14 +119,14 @@ def check_output(task: Task, output: str | None) -> str:
         return task.outputs[0]
     if output not in task.outputs:
         message = f"answers of task {task.name} can be written as {', '.join(task.outputs)}, not {output!r}"
-        raise ConfigurationError([Problem("--format", message, code="not_supported")])
+        raise refused("--format", message, "not_supported")
     spelling: dict[str, Callable[[str], str]] = {"brat": FileLabels(), "i2b2": i2b2.checked_label}
     spell = spelling.get(output, str)
     try:
         for label in task.known_types:
             spell(label)
     except DataError as error:
-        raise ConfigurationError([Problem("--format", str(error), code=error.code)]) from None
+        raise refused("--format", str(error), error.code) from None
     return output
 
 
@@ -139,7 +139,7 @@ def check_input(task: Task, form: str) -> None:
     what, why = task.beyond_texts
     if form == TEXT and what:
         message = f"must be a format with {what}, not {form!r}{f': {why}' if why else ''}"
-        raise ConfigurationError([Problem("--input-format", message, code="not_supported")])
+        raise refused("--input-format", message, "not_supported")
 
 
 def keeping_mentions(result: Result) -> Result:
@@ -151,7 +151,7 @@ def keeping_mentions(result: Result) -> Result:
     if (task := result.task.keeping_mentions()) is not None:
         return replace(result, task=task)
     message = f"is for task extract with modifiers (task.tasks: [ner, re]), not {result.task.name}"
-    raise ConfigurationError([Problem("--keep-mentions", message, code="not_supported")])
+    raise refused("--keep-mentions", message, "not_supported")
 
 
 def open_inputs(path: Path, form: str, output: str, settings: DataSettings | None = None) -> Inputs:
@@ -171,7 +171,7 @@ def open_inputs(path: Path, form: str, output: str, settings: DataSettings | Non
     formats = formats_of(settings or DataSettings())
     if form not in formats:
         message = f"must be one of {', '.join(formats)}, not {form!r}"
-        raise ConfigurationError([Problem("--input-format", message, code="unknown_name")])
+        raise refused("--input-format", message, "unknown_name")
     layout = formats[form]
     sources = texts.find_texts(path) if form == TEXT else find_sources(path, layout)
     inputs = Inputs(path if path.is_dir() else path.parent, form, layout, tuple(sources))

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedstrata.adapters.attach import saved_adapter
 from fedstrata.client.store import client_folder
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import DataError, refused
 from fedstrata.core.files import hash_of
 from fedstrata.core.method import Method
 from fedstrata.core.seeding import Seed
@@ -110,7 +110,7 @@ def open_result(
             message = (
                 "every client has a model of its own, and keeps it: in the folder that it named at the end"
             )
-            raise ConfigurationError([Problem("RUN", message, code="not_found")])
+            raise refused("RUN", message, "not_found")
         saved = _model_folder(folder, method, client, trained)
         _require_as_saved(folder, saved, events)
         task, model = _load(saved, replace(checked, settings=settings))
@@ -154,7 +154,7 @@ def _finished(folder: Path) -> list[dict[str, Any]]:
     )
     if committed:
         message += f", or end it after round {committed} with: {command} federation.rounds={committed}"
-    raise ConfigurationError([Problem("RUN", message, code="not_finished")])
+    raise refused("RUN", message, "not_finished")
 
 
 def _way_on(folder: Path, start: Mapping[str, Any]) -> str:
@@ -173,14 +173,12 @@ def _model_folder(folder: Path, method: Method, client: str | None, clients: Seq
         if client is None or method.personal:
             return own
         message = f"must be left out: with {method.name} all clients share one model, not {client!r}"
-        raise ConfigurationError([Problem("--client", message, code="no_effect")])
+        raise refused("--client", message, "no_effect")
     if client is None:
         message = f"must be set: with {method.name} every client has a model of its own; one of: {names}"
-        raise ConfigurationError([Problem("--client", message, code="missing")])
+        raise refused("--client", message, "missing")
     if client not in clients:
-        raise ConfigurationError(
-            [Problem("--client", f"must be one of {names}, not {client!r}", code="unknown_name")]
-        )
+        raise refused("--client", f"must be one of {names}, not {client!r}", "unknown_name")
     return client_folder(folder, client) / "model"
 
 
@@ -237,18 +235,10 @@ def _assembled(
     """
     if method.personal:
         message = "its clients keep the ends of the model (average_ends: never), and no side has all of it"
-        raise ConfigurationError(
-            [
-                Problem(
-                    "RUN",
-                    f"{message}; texts come from: fedstrata split answer {folder}",
-                    code="not_supported",
-                )
-            ]
-        )
+        raise refused("RUN", f"{message}; texts come from: fedstrata split answer {folder}", "not_supported")
     if isinstance(settings.model.tokenizer, TrainedTokenizer):
         message = "was built from the texts of the server's data; no file holds it"
-        raise ConfigurationError([Problem("model.tokenizer", message, code="not_found")])
+        raise refused("model.tokenizer", message, "not_found")
     model = load_model(settings, task, method, None)
     number, state = Checkpoints(folder / "checkpoints").load(committed)
     if number != committed:  # its scores are those of the last round
@@ -258,14 +248,14 @@ def _assembled(
     learnt = state.tensors
     if lacking := [name for name in model.layout.all if name not in learnt]:
         message = f"nothing was learnt of {lacking[0]}: no client left it to the server"
-        raise ConfigurationError([Problem("RUN", message, code="missing")])
+        raise refused("RUN", message, "missing")
     own = model.hashes(began_with.keys() - learnt.keys())
     if changed := sorted(name for name, digest in own.items() if digest != began_with[name]):
         message = (
             f"{settings.model.name!r} is no longer the model that the run began with: {len(changed)} of its "
             f"weights are not the same, {changed[0]} for one"
         )
-        raise ConfigurationError([Problem("model.name", message, code="changed")])
+        raise refused("model.name", message, "changed")
     model.load({name: learnt[name] for name in model.layout.all})
     return model
 

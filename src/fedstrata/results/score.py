@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.seeding import Seed
 from fedstrata.metrics import stats
 from fedstrata.metrics.counts import Counts
@@ -159,7 +159,7 @@ def score_systems(
         message = "no document has a mention, annotated or predicted: there is nothing to score"
         if any(document.labels for document in everything):
             message += "; labels are scored by the run that learns them, and by `fedstrata predict`"
-        raise ConfigurationError([Problem("GOLD", message, code="not_enough_data")])
+        raise refused("GOLD", message, "not_enough_data")
     looked = [index for index, document in enumerate(gold) if not document.lacks_relations]
     with_relations = any(side[index].relations for side in (gold, *systems) for index in looked)
     scored = []

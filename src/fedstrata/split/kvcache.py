@@ -21,12 +21,11 @@ from transformers import Cache, DynamicCache
 
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import (
-    ConfigurationError,
     FrameError,
-    Problem,
     SessionLostError,
     SessionTooLargeError,
     printable,
+    refused,
 )
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.split.middle import Middle
@@ -92,7 +91,7 @@ class Sessions:
         """
         if not self._middle.keeps_cache:
             message = f"a {self._middle.inner.config.model_type} keeps no keys and values to go on from"
-            raise ConfigurationError([Problem("model.name", message, code="not_supported")])
+            raise refused("model.name", message, "not_supported")
         if any(rows.padding) and rows.side == "right":
             message = "the rows of a session must be padded on the left: they go on at the right"
             raise FrameError(message, code="wrong_padding")

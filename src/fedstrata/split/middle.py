@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import ConfigurationError, FrameError, Problem, StepLostError
+from fedstrata.core.errors import ConfigurationError, FrameError, StepLostError, refused
 from fedstrata.models.blocks import block_modules, family_of, is_empty, is_listed, transformers_model
 from fedstrata.models.caching import cache_name
 from fedstrata.models.prefix import answering, run_prefix
@@ -72,7 +72,7 @@ class Middle:
     @property
     def keeps_cache(self) -> bool:
         """Whether the architecture can go on from keys and values."""
-        return self._keys is not None
+        return bool(self._keys)
 
     def run(self, states: Tensor, rows: Rows, cut: Cut | None = None, cache: Cache | None = None) -> Tensor:
         """Runs the middle in evaluation mode.
@@ -194,7 +194,7 @@ class Middle:
     def _call(self, states: Tensor, rows: Rows, cache: Cache | None) -> None:
         further: dict[str, Any] = {
             "position_ids": rows.positions(states.device, states.shape[1]),
-            str(self._keys): cache,
+            self._keys: cache,
             "use_cache": cache is not None,
         }
         known = {name: value for name, value in further.items() if name in self._takes}
@@ -210,7 +210,7 @@ class Middle:
                 f"{self._cut.front} and {self._cut.back}, does not hold"
             )
             end = "front" if middle.start < self._held.start else "back"
-            raise ConfigurationError([Problem(f"{cut.section}.{end}", message, code="out_of_range")])
+            raise refused(f"{cut.section}.{end}", message, "out_of_range")
         return middle
 
     def _accepted(self, states: Tensor, rows: Rows, cache: Cache | None) -> Tensor:
@@ -233,7 +233,7 @@ class Middle:
             f"a {self.inner.config.model_type} cannot be divided: its blocks compute with layers that lie "
             "outside them, and fedstrata does not know which"
         )
-        return ConfigurationError([Problem("model.name", message, code="not_divisible")])
+        return refused("model.name", message, "not_divisible")
 
     def _version(self) -> int:
         """Returns a number that changes when a weight does."""

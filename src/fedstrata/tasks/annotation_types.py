@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.core.task import Task
 from fedstrata.core.types import Tally
 from fedstrata.data.select import named_in_vain, occurring, types_of, unknown_types, unnamed
@@ -66,7 +66,7 @@ class TypedTask(Task):
         task = self.of_types(self._types_of(classes))
         if not task.known_types or task.classes != tuple(classes):
             message = f"its classes are not those of task {self.name}, {self.class_words}: {list(classes)}"
-            raise ConfigurationError([Problem("model.name", message, code="conflict")])
+            raise refused("model.name", message, "conflict")
         return task
 
     def as_named(self) -> Self:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.task import Task
 from fedstrata.tasks.corrupt import corrupted_targets
@@ -70,7 +70,7 @@ def end_id(tokenizer: Any, task: str) -> int:
     end = separator_id(tokenizer)
     if end is None:
         message = f"task {task} needs a tokenizer with an end-of-sequence token, which ends a text"
-        raise ConfigurationError([Problem("model.tokenizer", message, code="lacks_tokens")])
+        raise refused("model.tokenizer", message, "lacks_tokens")
     return end
 
 

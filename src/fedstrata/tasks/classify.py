@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse, refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Positive, idle_settings
 from fedstrata.core.settings.source import Source, validate
@@ -166,7 +166,7 @@ class DocumentClassification(LabelFloors, LabellingTask):
         """
         if self.problem_type == "auto":
             message = "must be single_label or multi_label for a model that is trained already, not 'auto'"
-            raise ConfigurationError([Problem("task.problem_type", message, code="missing")])
+            raise refused("task.problem_type", message, "missing")
         return self.of_labels(classes)
 
     def as_named(self) -> DocumentClassification:

@@ -27,7 +27,7 @@ from scipy.special import softmax
 from torch import Tensor, nn
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, refuse
+from fedstrata.core.errors import Problem, refuse, refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.surveyed import LABELS, Truncation
 from fedstrata.core.task import CardWords
@@ -127,7 +127,7 @@ class ClozeQuestions(QuestionFloors):
                 lacking.append(client)
         if lacking:
             message = f"no training document of {', '.join(lacking)} has a right answer in its labels"
-            raise ConfigurationError([Problem("data.path", message, code="nothing_to_learn")])
+            raise refused("data.path", message, "nothing_to_learn")
         return task
 
     def restored(self, classes: Sequence[str]) -> ClozeQuestions:
@@ -138,7 +138,7 @@ class ClozeQuestions(QuestionFloors):
         """
         if self.question == "auto":
             message = "must be named for a model that is trained already, not 'auto'"
-            raise ConfigurationError([Problem("task.question", message, code="missing")])
+            raise refused("task.question", message, "missing")
         template_of(self.question, self.template)  # refuses one that cannot be read
         return self
 
@@ -369,6 +369,4 @@ class ClozeQuestions(QuestionFloors):
             message = (
                 f"'auto' finds documents of {named}, and a run asks one kind of question: choose by data.path"
             )
-        raise ConfigurationError(
-            [Problem("task.question", message, code="conflict" if len(found) > 1 and named else "missing")]
-        )
+        raise refused("task.question", message, "conflict" if len(found) > 1 and named else "missing")

@@ -166,12 +166,12 @@ def keeps_keys_and_values(module: nn.Module) -> bool:
     # PEFT puts a prefix before whatever keys and values there are; BERT's kin count positions their own way.
     prefixed = getattr(getattr(module, "active_peft_config", None), "is_prompt_learning", False)
     own_way = prefixed or getattr(inner.config, "is_decoder", False)
-    return cache_name(inner) is not None and not own_way
+    return bool(cache_name(inner)) and not own_way
 
 
 def _after_prompts(module: nn.Module, batch: Mapping[str, Tensor], inner: nn.Module) -> Tensor:
     """Runs every prompt once, and then what the answers have beyond their first token."""
-    taken, keys = inspect.signature(inner.forward).parameters, str(cache_name(inner))
+    taken, keys = inspect.signature(inner.forward).parameters, cache_name(inner)
     answers, owner, lengths = batch["answers"], batch["owner"], batch["prompt"]
     ids, mask = left_padded(batch["input_ids"], lengths, int(batch["pad_id"][0]))
     several = answers.shape[1] > 1

@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Count
 from fedstrata.core.surveyed import Truncation
@@ -174,7 +174,7 @@ def _by_separator(pairs: Sequence[Document], tokenizer: Any, max_length: int) ->
     if separator is None:
         wanted = "a template for them, or an end-of-sequence or separator token to put between them"
         message = f"pairs of texts need a tokenizer that has {wanted}"
-        raise ConfigurationError([Problem("model.tokenizer", message, code="lacks_tokens")])
+        raise refused("model.tokenizer", message, "lacks_tokens")
     before, after = special_around(tokenizer)
     room = max_length - len(before) - len(after) - 1
     encoded = _tokenized(pairs, tokenizer, room, add_special_tokens=False, return_token_type_ids=False)

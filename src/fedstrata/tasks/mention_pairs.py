@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.tasks.instruction.prompts import builtin
 from fedstrata.tasks.texts import require_offsets, special_around
 from fedstrata.tasks.windows import touched, without_blanks
@@ -227,6 +227,4 @@ def require_signs(tokenizer: Any) -> None:
     ids = {tuple(own) for own in encoded}
     if len(ids) < len(signs) or any(not own or tokenizer.unk_token_id in own for own in ids):
         named = f"{' '.join(signs)}, and this tokenizer does not know all of them"
-        raise ConfigurationError(
-            [Problem("model.tokenizer", f"task relations marks mentions with {named}", code="lacks_tokens")]
-        )
+        raise refused("model.tokenizer", f"task relations marks mentions with {named}", "lacks_tokens")

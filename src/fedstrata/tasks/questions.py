@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refused
 from fedstrata.core.surveyed import Truncation
 from fedstrata.data.choices import PRONOUN, choices_of, rivals_of
 from fedstrata.tasks.instruction.prompts import PromptTokenizer, builtin, faults, fields_of, read_template
@@ -164,7 +164,7 @@ class Questions:
         if missing := sorted(self.fields - values.keys()):
             there = ", ".join(f"{{{name}}}" for name in values)
             message = f"names {{{missing[0]}}}, which document {document.id!r} lacks; it has {there}"
-            raise ConfigurationError([Problem("task.template", message, code="unknown_name")])
+            raise refused("task.template", message, "unknown_name")
         return self._before.format_map(values)
 
     def answers(self, asked: Asked) -> list[str]:
@@ -180,7 +180,7 @@ class Questions:
                 f"{self._kind!r} asks about {least} or more choices of a document (metadata choice1, choice2 "
                 f"...); document {document.id!r} has {len(choices)}, {blank} of them blank"
             )
-            raise ConfigurationError([Problem("task.question", message, code="conflict")])
+            raise refused("task.question", message, "conflict")
         return choices
 
 
@@ -226,7 +226,7 @@ def template_of(kind: str, given: str | None) -> str:
         return read_template(given, ANSWER, "task.template")
     if kind in OWN:
         message = f"must be set with task.question {kind}, for which there is no built-in one"
-        raise ConfigurationError([Problem("task.template", message, code="missing")])
+        raise refused("task.template", message, "missing")
     return builtin(f"cloze_{kind}")
 
 
@@ -379,9 +379,7 @@ def _answers(
     rows = words.continuations([end for end, _ in pairs], [text for _, text in pairs])
     ids = {pair: np.array(row, dtype=np.int32) for pair, row in zip(pairs, rows, strict=True)}
     if not all(map(len, rows)):
-        raise ConfigurationError(
-            [Problem("model.tokenizer", "has no token for one of the answers", code="lacks_tokens")]
-        )
+        raise refused("model.tokenizer", "has no token for one of the answers", "lacks_tokens")
     if questions.form in ("label", "each") and behind:
         _require_distinct([(one, ids[ends[0], one]) for one in behind[0]])
     return [tuple(ids[end, one] for one in own) for end, own in zip(ends, behind, strict=True)]
@@ -394,4 +392,4 @@ def _require_distinct(words: Sequence[tuple[str, np.ndarray]]) -> None:
         other = seen.setdefault(tuple(ids.tolist()), word)
         if other != word:
             message = f"{other.strip()!r} and {word.strip()!r} are the same tokens for this model's tokenizer"
-            raise ConfigurationError([Problem("task.words", message, code="conflict")])
+            raise refused("task.words", message, "conflict")

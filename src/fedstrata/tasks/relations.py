@@ -32,7 +32,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstrata.core.documents import Document, Relation
-from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
+from fedstrata.core.errors import Problem, SettingError, refuse, refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import Classes, Fraction
 from fedstrata.core.surveyed import PAIRS, RELATIONS
@@ -157,7 +157,7 @@ class RelationClassification(TypedTask):
         """
         if self.modifiers == "auto":
             message = "must name types of mentions for a model that is trained already, and not be 'auto'"
-            raise ConfigurationError([Problem("task.modifiers", message, code="missing")])
+            raise refused("task.modifiers", message, "missing")
         return super().restored(classes)
 
     def check_tokenizer(self, tokenizer: Any) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from pydantic import Field
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
+from fedstrata.core.errors import Problem, SettingError, refuse, refused
 from fedstrata.core.settings.base import Count
 from fedstrata.core.surveyed import Truncation
 from fedstrata.core.task import CardWords
@@ -229,7 +229,7 @@ class Summarization(InstructionTask):
         values = {**document.metadata, _TEXT: text}
         if missing := sorted(self._fields - values.keys()):
             message = f"names {{{missing[0]}}}, which document {document.id!r} lacks"
-            raise ConfigurationError([Problem(_TEMPLATE, message, code="unknown_name")])
+            raise refused(_TEMPLATE, message, "unknown_name")
         return self._template.format_map(values)
 
 

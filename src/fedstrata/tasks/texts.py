@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 
 DOCUMENTS_PER_CALL = 64
 """Documents given to the tokenizer at a time: enough for its threads, few enough for its Python lists."""
@@ -82,7 +82,7 @@ def require_single_texts(documents: Iterable[Document], task: str) -> None:
             f"{task!r} reads single texts, and {len(pairs)} documents are pairs of texts (for example "
             f"{pairs[0]!r}); task classify reads pairs"
         )
-        raise ConfigurationError([Problem("task.name", message, code="not_supported")])
+        raise refused("task.name", message, "not_supported")
 
 
 def require_one_each(
@@ -103,4 +103,4 @@ def require_offsets(tokenizer: Any) -> None:
     """
     if not tokenizer.is_fast:
         message = f"{type(tokenizer).__name__} gives no character offsets; a fast tokenizer is needed"
-        raise ConfigurationError([Problem("model.tokenizer", message, code="no_offsets")])
+        raise refused("model.tokenizer", message, "no_offsets")

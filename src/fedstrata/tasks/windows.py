@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem, SettingError
+from fedstrata.core.errors import SettingError, refused
 from fedstrata.core.task import Task
 from fedstrata.tasks.texts import DOCUMENTS_PER_CALL, padding_id, require_offsets
 
@@ -308,6 +308,4 @@ def _require_usable(tokenizer: Any, task: WindowTask) -> None:
     if task.max_length - special <= task.stride:
         left = f"{task.max_length} leaves {task.max_length - special} tokens besides the {special} that"
         message = f"{left} the tokenizer adds to every window; that must be more than task.stride"
-        raise ConfigurationError(
-            [Problem("task.max_length", f"{message} ({task.stride})", code="out_of_range")]
-        )
+        raise refused("task.max_length", f"{message} ({task.stride})", "out_of_range")

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import bytes_in, secret_bytes
 from fedstrata.core.settings.kit import MOST_DAYS
 
@@ -82,9 +82,9 @@ class Authority:
             private = serialization.load_pem_private_key(secret_bytes(key), password=None)
         except (ValueError, TypeError):  # the second of a key with a password
             message = f"{certificate} and {key} are no certificate and its key, unencrypted PEM"
-            raise ConfigurationError([Problem("", message, code="wrong_form")]) from None
+            raise refused("", message, "wrong_form") from None
         if not isinstance(private, ec.EllipticCurvePrivateKey) or private.public_key() != own.public_key():
-            raise ConfigurationError([Problem("", f"{key} is not the key of {certificate}", code="conflict")])
+            raise refused("", f"{key} is not the key of {certificate}", "conflict")
         return cls(own, private)
 
     @property
@@ -116,7 +116,7 @@ class Authority:
         if end <= now:
             message = f"the federation's authority held until {end:%Y-%m-%d}, and can issue nothing any more"
             hint = "begin a new federation: fedstrata federation init"
-            raise ConfigurationError([Problem("--federation", f"{message}; {hint}", code="expired")])
+            raise refused("--federation", f"{message}; {hint}", "expired")
         key = ec.generate_private_key(ec.SECP256R1())
         until = min(now + timedelta(days=days), end)  # what it has signed holds no longer than itself
         certificate = (
@@ -138,7 +138,7 @@ def validities_of(file: Path) -> list[tuple[datetime, datetime]]:
     try:
         found = x509.load_pem_x509_certificates(bytes_in(file))
     except ValueError:
-        raise ConfigurationError([Problem("", f"{file} is no certificate, PEM", code="wrong_form")]) from None
+        raise refused("", f"{file} is no certificate, PEM", "wrong_form") from None
     return [(each.not_valid_before_utc, each.not_valid_after_utc) for each in found]
 
 

@@ -23,7 +23,14 @@ from typing import Any
 
 import grpc
 
-from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError, Problem, RefusedError
+from fedstrata.core.errors import (
+    ConfigurationError,
+    DataError,
+    FedstrataError,
+    Problem,
+    RefusedError,
+    refused,
+)
 from fedstrata.core.files import bytes_in, secret_bytes
 from fedstrata.core.settings.kit import is_port
 from fedstrata.transport.authority import validities_of
@@ -230,7 +237,7 @@ def read_token(path: Path) -> str:
         message = (
             f"{path} holds no token; it must have one alone: ASCII letters, digits and signs, without blanks"
         )
-        raise ConfigurationError([Problem("--token", message, code="wrong_form")])
+        raise refused("--token", message, "wrong_form")
     return token
 
 
@@ -238,7 +245,7 @@ def _secret_text(path: Path, setting: str) -> str:
     try:
         return secret_bytes(path).decode()
     except UnicodeDecodeError:
-        raise ConfigurationError([Problem(setting, f"{path} is no text", code="not_utf8")]) from None
+        raise refused(setting, f"{path} is no text", "not_utf8") from None
 
 
 def _is_token(text: str) -> bool:
@@ -285,12 +292,10 @@ def require_safe(address: str, *, insecure: bool, setting: str) -> None:
     """
     host, colon, port = address.rpartition(":")
     if not colon or not host or not is_port(port):
-        raise ConfigurationError(
-            [Problem(setting, f"must be HOST:PORT, a port up to 65535, not {address!r}", code="wrong_form")]
-        )
+        raise refused(setting, f"must be HOST:PORT, a port up to 65535, not {address!r}", "wrong_form")
     if insecure and not is_loopback(host):
         message = f"{host} is not on this machine, and without TLS only loopback addresses are allowed"
-        raise ConfigurationError([Problem(setting, message, code="not_local")])
+        raise refused(setting, message, "not_local")
 
 
 def is_loopback(host: str) -> bool:

@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from string import Template
 
-from fedstrata.core.errors import ConfigurationError, Problem, did_you_mean
+from fedstrata.core.errors import ConfigurationError, did_you_mean, refused
 from fedstrata.core.files import new_folder, taking_turns, write_atomically
 from fedstrata.core.settings.kit import FederationSettings, KitSettings
 from fedstrata.core.settings.source import read_source, validate
@@ -100,7 +100,7 @@ class Federation:
         """
         if not (folder / FEDERATION).is_file():
             message = f"{folder.absolute()} is the folder of no federation: there is no {FEDERATION} in it"
-            raise ConfigurationError([Problem("--federation", message, code="not_found")])
+            raise refused("--federation", message, "not_found")
         settings, problems = validate(FederationSettings, read_source(folder / FEDERATION, []))
         if settings is None:
             raise ConfigurationError(problems)
@@ -133,14 +133,14 @@ class Federation:
         with self._taking_turns():
             if site in self._tokens():
                 message = f"{site!r} is a site already; a new kit for it: fedstrata federation renew {site}"
-                raise ConfigurationError([Problem("SITE", message, code="exists")])
+                raise refused("SITE", message, "exists")
             if near := [
                 each for each in self._known() if each.casefold() == site.casefold() and each != site
             ]:
                 message = (
                     f"{site!r} differs from {near[0]!r} in capitals alone, which not every disk tells apart"
                 )
-                raise ConfigurationError([Problem("SITE", f"{message}; choose another", code="duplicate")])
+                raise refused("SITE", f"{message}; choose another", "duplicate")
             self._admit({site: self._write_site(self._read_authority(), site, archive=archive)})
         return self.place_of(site)
 
@@ -207,7 +207,7 @@ class Federation:
         place = self.folder / "sites"
         if (place / site).exists() and not (place / f"{site}.zip").exists():
             message = f"{place / site} is a folder already; leave --zip out, or move that folder away first"
-            raise ConfigurationError([Problem("--zip", message, code="exists")])
+            raise refused("--zip", message, "exists")
 
     def _require_site(self, site: str) -> None:
         tokens = self._tokens()
@@ -217,7 +217,7 @@ class Federation:
         why = "was revoked; let it in again with: fedstrata federation add" if revoked else "is no site here"
         near = "" if revoked else did_you_mean(site, tokens, before="; ")
         message = f"{site!r} {why}{near}"
-        raise ConfigurationError([Problem("SITE", message, code="revoked" if revoked else "unknown_name")])
+        raise refused("SITE", message, "revoked" if revoked else "unknown_name")
 
     def _tokens(self) -> dict[str, str]:
         return read_tokens(self.folder / SERVER / "tokens")

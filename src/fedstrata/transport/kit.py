@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, refused
 from fedstrata.core.files import bytes_in, new_folder, write_atomically
 from fedstrata.core.settings.kit import KitSettings
 from fedstrata.core.settings.source import read_source, validate
@@ -88,11 +88,11 @@ def open_kit(path: Path) -> Kit:
     if folder.exists():
         message = f"{folder} is there already, so {path.name} is not unpacked again: name {folder}"
         hint = f"of a renewed kit, first: unzip -o {path} -d {folder}"
-        raise ConfigurationError([Problem("", f"{message} ({hint})", code="exists")])
+        raise refused("", f"{message} ({hint})", "exists")
     files = _unpacked(path)
     if POLICY not in files:  # and neither would the folder have an identity and a lock
         message = f"{path} renews a kit, and is none by itself: unzip -o {path} -d FOLDER, that of the kit"
-        raise ConfigurationError([Problem("", message, code="wrong_kit")])
+        raise refused("", message, "wrong_kit")
     with new_folder(folder) as made:
         made.chmod(_MODE)
         write_files(made, files)
@@ -130,19 +130,15 @@ def _unpacked(path: Path) -> dict[str, bytes]:
             if wrong is not None or SETTINGS not in archive.namelist():
                 what = f"it holds {wrong.filename!r:.60}" if wrong else f"there is no {SETTINGS} in it"
                 code = "unknown_name" if wrong else "missing"
-                raise ConfigurationError([Problem("", f"{path} is no kit: {what}", code=code)])
+                raise refused("", f"{path} is no kit: {what}", code)
             if len(entries) > len({each.filename for each in entries}):
-                raise ConfigurationError(
-                    [Problem("", f"{path} is no kit: a file is in it twice", code="duplicate")]
-                )
+                raise refused("", f"{path} is no kit: a file is in it twice", "duplicate")
             if other := next((each for each in entries if each.compress_type not in _COMPRESSED), None):
                 how = f"{other.filename} is packed as no kit's files are"
-                raise ConfigurationError([Problem("", f"{path} is no kit: {how}", code="not_supported")])
+                raise refused("", f"{path} is no kit: {how}", "not_supported")
             return {each.filename: _content(archive, each, path) for each in entries}
     except (zipfile.BadZipFile, RuntimeError, EOFError, OSError, ValueError, zlib.error):
-        raise ConfigurationError(
-            [Problem("", f"{path} is no ZIP archive that is whole", code="damaged")]
-        ) from None
+        raise refused("", f"{path} is no ZIP archive that is whole", "damaged") from None
 
 
 def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> bytes:
@@ -151,5 +147,5 @@ def _content(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, path: Path) -> by
         content = file.read(_MOST_BYTES + 1)
     if max(entry.file_size, len(content)) > _MOST_BYTES:
         message = f"{path} is no kit: {entry.filename} is too large"
-        raise ConfigurationError([Problem("", message, code="too_large")])
+        raise refused("", message, "too_large")
     return content

@@ -45,7 +45,7 @@ def unreachable(message: str, details: str) -> LineError:
         message: What it says.
         details: Why, as for `cause_of`.
     """
-    return LineError(message, code="nobody_listens" if _nobody_listens(details) else "unreachable")
+    return LineError(message, code="connection_refused" if _nobody_listens(details) else "unreachable")
 
 
 def _nobody_listens(details: str) -> bool:

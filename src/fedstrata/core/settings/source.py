@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from ruamel.yaml.error import YAMLError
 
+from fedstrata.core.error_codes import code_of_reading, code_of_validation
 from fedstrata.core.errors import Problem, did_you_mean, refuse
 from fedstrata.core.settings.yaml import DEEPEST, LARGEST, plain_values, shortened, told
 
@@ -90,7 +91,7 @@ def read_source(file: Path | None, overrides: Sequence[str]) -> Source:
                 Problem(
                     "",
                     f"cannot read the configuration {file}: {error.strerror}",
-                    code="not_found" if isinstance(error, FileNotFoundError) else "unreadable",
+                    code=code_of_reading(error),
                 )
             )
         except UnicodeDecodeError as error:
@@ -173,18 +174,6 @@ def assign(source: Source, path: str, value: Any, origin: str) -> Problem | None
     return None
 
 
-_CODES = {
-    "missing": "missing",
-    "union_tag_not_found": "missing",
-    "extra_forbidden": "unknown_key",
-    "union_tag_invalid": "unknown_name",
-    "literal_error": "unknown_name",
-    "enum": "unknown_name",
-    "string_pattern_mismatch": "wrong_form",
-}
-"""Our codes for pydantic's types of errors; see `_code` for the rest."""
-
-
 def validate(
     model: type[SettingsType], source: Source, *, section: str = ""
 ) -> tuple[SettingsType | None, list[Problem]]:
@@ -229,7 +218,11 @@ def _problems(
         path = ".".join([*filter(None, [section]), *names])
         ordered = sorted(items, key=lambda item: item["type"] != "value_error")  # it says the most
         message = _message(model, names, ordered, values)
-        problems.append(Problem(path, message, _origin(source, path, message), code=_code(ordered[0])))
+        problems.append(
+            Problem(
+                path, message, _origin(source, path, message), code=code_of_validation(ordered[0], "invalid")
+            )
+        )
     return problems
 
 
@@ -290,18 +283,6 @@ def _message(
     for name, plain in _PLAIN.items():
         wanted = wanted.replace(f"a valid {name}", plain)
     return f"must be {wanted}, not {_given(items[0]['input'])}"
-
-
-def _code(item: Mapping[str, Any]) -> str:
-    """Returns our code for one of pydantic's errors."""
-    kind: str = item["type"]
-    if kind == "value_error":
-        return getattr(item["ctx"]["error"], "code", "invalid")
-    if kind in _CODES:
-        return _CODES[kind]
-    if kind.startswith(("greater_than", "less_than", "too_", "string_too", "finite_number")):
-        return "out_of_range"
-    return "wrong_type" if kind.endswith(("_type", "_parsing", "_from_float")) else "invalid"
 
 
 def _given(value: object) -> str:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, field_validator
 
-from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse, refused
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.settings.source import (
     COMMAND_LINE,
@@ -148,7 +148,7 @@ def read_sweep(files: Sequence[Path], overrides: Sequence[str]) -> Sweep:
         ConfigurationError: A file cannot be read, or the description is wrong in itself; all its problems.
     """
     if not files:
-        raise ConfigurationError([Problem("", "name a configuration, or several to compare", code="missing")])
+        raise refused("", "name a configuration, or several to compare", "missing")
     own = [override for override in overrides if override.startswith(f"{SECTION}.")]
     sources: list[Source] = []
     problems: list[Problem] = []

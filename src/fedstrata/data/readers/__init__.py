@@ -12,11 +12,11 @@ from typing import Any
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import (
-    ConfigurationError,
     DataError,
     FedstrataError,
     Problem,
     refuse,
+    refused,
     require_sound,
 )
 from fedstrata.core.settings.data import ColumnSettings, CorpusSettings, DatasetSettings, Files, listed
@@ -188,9 +188,7 @@ def read(
     """
     if format not in formats and format != "datasets":
         allowed = ", ".join([*formats, "datasets"])
-        raise ConfigurationError(
-            [Problem("data.format", f"{format!r} is none of {allowed}", code="unknown_name")]
-        )
+        raise refused("data.format", f"{format!r} is none of {allowed}", "unknown_name")
     if format == "datasets":
         rows = datasets.read(str(path), dataset, columns)
         found: Iterator[tuple[Source, Document]] = (

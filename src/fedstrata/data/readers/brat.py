@@ -30,7 +30,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.core.errors import DataError
+from fedstrata.core.errors import DataError, SettingError
 from fedstrata.data.readers.files import ABOUT, BYTE_ORDER_MARK, Format, Source, filled_lines, read_text, stem
 from fedstrata.data.readers.labels import label_from_file
 
@@ -223,20 +223,21 @@ def _ways_of_counting(decoded: str) -> Iterator[str]:
             yield text.replace("\r\n", "\n")
 
 
-def _mismatch(text: str, annotation: _TextBound) -> tuple[str, str] | None:
-    """Returns what is wrong with a `T` line under one way of counting, and its code; none if nothing is."""
+def _mismatch(text: str, annotation: _TextBound) -> SettingError | None:
+    """Returns what is wrong with a `T` line under one way of counting; none if nothing is."""
     end = annotation.pieces[-1][1]
     if end > len(text):
         message = (
             f"{annotation.id} ({annotation.label}) ends at {end}, after the text's {len(text)} characters"
         )
-        return message, "out_of_range"
+        return SettingError(message, "out_of_range")
     found = " ".join(text[start:end] for start, end in annotation.pieces).split()
     # A comment may follow the quoted text after a further tab.
     if found in (annotation.quote.split(), annotation.quote.split("\t")[0].split()):
         return None
     offsets = ";".join(f"{start} {end}" for start, end in annotation.pieces)
-    return f"{annotation.id} ({annotation.label}) does not quote the text at {offsets}", "misquoted"
+    message = f"{annotation.id} ({annotation.label}) does not quote the text at {offsets}"
+    return SettingError(message, "misquoted")
 
 
 def _counted_text(decoded: str, annotations: _AnnotationFile) -> str:
@@ -244,13 +245,13 @@ def _counted_text(decoded: str, annotations: _AnnotationFile) -> str:
     problems = []
     for text in _ways_of_counting(decoded):
         wrong = ((line, _mismatch(text, line)) for line in annotations.text_bound.values())
-        problem = next(((line.line, *found) for line, found in wrong if found), None)
+        problem = next(((line.line, found) for line, found in wrong if found), None)
         if problem is None:
             return text
         problems.append(problem)
-    number, message, code = problems[0]
+    number, found = problems[0]
     expected = "offsets in characters of the .txt file, from 0"
-    raise DataError(annotations.path, message, line=number, expected=expected, code=code)
+    raise DataError(annotations.path, str(found), line=number, expected=expected, code=found.code)
 
 
 def read(source: Source) -> list[Document]:

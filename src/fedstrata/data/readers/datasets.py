@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem, printable, refuse
+from fedstrata.core.errors import ConfigurationError, DataError, Problem, printable, refuse, refused
 from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
 from fedstrata.data.readers.cells import Cells, Rows, value_of, whole
 from fedstrata.data.readers.files import Format, Source, stem
@@ -60,7 +60,7 @@ def _library(source: str | Path) -> Iterator[Any]:
         import datasets  # noqa: PLC0415 - an optional extra, and slow to import
     except ImportError:
         message = "'datasets' needs a library that is not installed: pip install 'fedstrata[datasets]'"
-        raise ConfigurationError([Problem("data.format", message, code="not_installed")]) from None
+        raise refused("data.format", message, "not_installed") from None
     shown, level = datasets.is_progress_bar_enabled(), datasets.logging.get_verbosity()
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
@@ -159,7 +159,7 @@ def _from_hub(name: str, settings: DatasetSettings) -> list[Rows]:
                 f"{name!r} is no file or folder here, and cannot be loaded as an id of the Hugging Face hub "
                 f"({_reason_of_hub(error)}); check the name, data.dataset.config and the network"
             )
-            raise ConfigurationError([Problem("data.path", message, code="not_found")]) from None
+            raise refused("data.path", message, "not_found") from None
         return _by_split(Path(name), found, settings)
 
 
@@ -175,9 +175,7 @@ def _by_split(path: Path, found: Mapping[str, Any], settings: DatasetSettings) -
             names_ours = "is none of train, validation and test; list the splits to read, or map them"
             what = f"{', '.join(unknown)} {names_ours}"
         message = f"{path}: {what} (its splits: {', '.join(found)})"
-        raise ConfigurationError(
-            [Problem("data.dataset.splits", message, code="unknown_name" if unknown else "not_found")]
-        )
+        raise refused("data.dataset.splits", message, "unknown_name" if unknown else "not_found")
     return [
         _loaded(Source(path, split=split, prefix=f"{name}/"), name, found[name])
         for name, split in names.items()
@@ -191,7 +189,7 @@ def _all_rows(path: str, settings: DatasetSettings, columns: ColumnSettings) -> 
     elif place.exists():
         if settings != DatasetSettings():
             message = f"has no meaning for {path}: files and folders of files are split by their names"
-            raise ConfigurationError([Problem("data.dataset", message, code="no_effect")])
+            raise refused("data.dataset", message, "no_effect")
         layout = Format(lambda source: [], suffixes=_SUFFIXES)
         for source in find_sources(place, layout):
             yield _file(source, columns)
@@ -347,7 +345,7 @@ def read_table(table: Any, columns: ColumnSettings, *, name: str, site: str, spl
         names = list(map(str, table.columns))
         if twice := [column for column in names if names.count(column) > 1]:
             message = f"{name} has two columns {twice[0]!r}, of which one would be read"
-            raise ConfigurationError([Problem("data.columns", message, code="duplicate")])
+            raise refused("data.columns", message, "duplicate")
         plain = table.astype(object).where(table.notna(), None).set_axis(names, axis=1).to_dict("records")
         rows = Rows(source, name, names, [(None, _listed(row)) for row in plain], {})
     _check_columns(rows, columns)

@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 
 from fedstrata.core.documents import Document
+from fedstrata.core.error_codes import code_of_reading
 from fedstrata.core.errors import DataError
 
 BYTE_ORDER_MARK = "\ufeff"
@@ -114,7 +115,7 @@ def file_errors(path: Path) -> Iterator[None]:
         raise DataError(
             path,
             f"cannot be read: {error.strerror}",
-            code="not_found" if isinstance(error, FileNotFoundError) else "unreadable",
+            code=code_of_reading(error),
         ) from None
 
 

@@ -27,7 +27,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from fedstrata.core.documents import Document, Relation, Span
-from fedstrata.core.errors import DataError
+from fedstrata.core.errors import DataError, SettingError
 from fedstrata.data.readers.files import ABOUT, Format, Source, filled_lines, read_text, stem
 
 CONCEPTS_SUFFIX, ASSERTIONS_SUFFIX, RELATIONS_SUFFIX = ".con", ".ast", ".rel"
@@ -100,20 +100,20 @@ def _mention(path: Path, number: int, parts: Sequence[str], label: str = "") -> 
 def _position(tokens: Lines, place: Place) -> tuple[int, int]:
     line, token = place
     if not 1 <= line <= len(tokens):
-        raise LookupError(f"the text has no line {line}, it has {len(tokens)}", "out_of_range")
+        raise SettingError(f"the text has no line {line}, it has {len(tokens)}", "out_of_range")
     if token >= len(tokens[line - 1]):
-        raise LookupError(
+        raise SettingError(
             f"line {line} of the text has no token {token}, it has {len(tokens[line - 1])}", "out_of_range"
         )
     return tokens[line - 1][token]
 
 
 def _span(text: str, tokens: Lines, concept: _Mention) -> Span:
-    """Finds a concept in the text; raises `LookupError` saying why it is not there, and with which code."""
+    """Finds a concept in the text; raises `SettingError` if it is not there."""
     start, end = _position(tokens, concept.first)[0], _position(tokens, concept.last)[1]
     quoted = text[start:end].lstrip()  # an empty first token leaves white space before the mention
     if not quoted or not concept.quotes(quoted):
-        raise LookupError(
+        raise SettingError(
             f"the concept ({concept.label}) does not quote the text at {concept.where}", "misquoted"
         )
     return Span(end - len(quoted), end, concept.label)
@@ -127,14 +127,14 @@ def _spans(path: Path, text: str, concepts: list[_Mention]) -> list[Span]:
         for concept in concepts:
             try:
                 spans.append(_span(text, tokens, concept))
-            except LookupError as error:
-                problems.append((concept.line, *error.args))
+            except SettingError as error:
+                problems.append((concept.line, error))
                 break
         else:
             return spans
-    line, message, code = problems[0]
+    line, wrong = problems[0]
     expected = "lines counted from 1 and tokens from 0"
-    raise DataError(path, message, line=line, expected=expected, code=code)
+    raise DataError(path, str(wrong), line=line, expected=expected, code=wrong.code)
 
 
 def _spans_at(text: str, concepts: _Concepts, path: Path, mention: _Mention) -> Mapping[str, Span]:

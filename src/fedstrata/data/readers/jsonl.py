@@ -10,13 +10,13 @@ its id as it is; one that does not is given the site its folder stands for, whic
 Unknown keys are refused.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.error_codes import code_of_validation
 from fedstrata.core.errors import DataError, SettingError, did_you_mean
 from fedstrata.data.readers.files import Format, Source, filled_lines
 
@@ -25,8 +25,6 @@ Name = Annotated[str, Field(min_length=1)]
 Record = TypeVar("Record", bound=BaseModel)
 _REASONS = {"extra_forbidden": "unknown key", "missing": "must be set"}
 """What is wrong by pydantic's kind of error, where its own words are not those of people who write files."""
-_CODES = {"extra_forbidden": "unknown_key", "missing": "missing", "json_invalid": "not_json"}
-"""Our codes for pydantic's kinds of error; see `_code` for the rest."""
 
 
 class _Strict(BaseModel):
@@ -134,18 +132,6 @@ class DocumentRecord(_Strict):
         )
 
 
-def _code(error: Mapping[str, Any]) -> str:
-    """Returns our code for one of pydantic's errors."""
-    kind: str = error["type"]
-    if kind == "value_error":
-        return getattr(error["ctx"]["error"], "code", "malformed_data")
-    if kind in _CODES:
-        return _CODES[kind]
-    if kind.startswith(("greater_than", "less_than", "too_", "string_too")):
-        return "out_of_range"
-    return "wrong_type" if kind.endswith("_type") else "malformed_data"
-
-
 def parse_line(record: type[Record], path: Path, number: int | None, line: str) -> Record:
     """Reads one line as one object.
 
@@ -171,7 +157,11 @@ def parse_line(record: type[Record], path: Path, number: int | None, line: str) 
         message = f"{where}: {reason}{hint}" if where else reason
         keys = ", ".join(record.model_fields)
         raise DataError(
-            path, message, line=number, expected=f"one object of {keys}", code=_code(first)
+            path,
+            message,
+            line=number,
+            expected=f"one object of {keys}",
+            code=code_of_validation(first, "malformed_data"),
         ) from None
 
 

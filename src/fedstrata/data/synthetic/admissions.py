@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.data.readers.mimic import Admission
 
 
@@ -32,7 +32,7 @@ def under_admissions(notes: Sequence[Document], admissions: Mapping[str, Admissi
     """
     if len(notes) < len(admissions):
         message = f"{len(notes)} notes are too few for {len(admissions)} admissions; ask for at least as many"
-        raise ConfigurationError([Problem("--notes", message, code="not_enough_data")])
+        raise refused("--notes", message, "not_enough_data")
     free = dict.fromkeys(range(len(notes)))
     stating: dict[str, list[int]] = defaultdict(list)
     for number, note in enumerate(notes):

@@ -11,7 +11,7 @@ from itertools import chain
 from pathlib import Path, PurePosixPath
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, DataError, Problem
+from fedstrata.core.errors import DataError, refused
 from fedstrata.core.files import new_folder
 from fedstrata.data.patients import COLUMNS
 from fedstrata.data.writers import brat, conll, i2b2, jsonl, mimic
@@ -69,7 +69,7 @@ def write(documents: Sequence[Document], folder: Path, format: str, *, patients:
     """
     if format not in FORMATS:
         message = f"the format {format!r} is none of {', '.join(FORMATS)}"
-        raise ConfigurationError([Problem("", message, code="unknown_name")])
+        raise refused("", message, "unknown_name")
     written = FORMATS[format](documents if format == "jsonl" else _single_texts(documents))
     if patients and format in WITHOUT_PATIENTS:
         written = chain(written, _patients(documents))

@@ -11,7 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from fedstrata.client.failures import is_client_failure, kind_of, message_of, release_memory
-from fedstrata.core.errors import ConfigurationError, FedstrataError, LineError, Problem, RefusedError
+from fedstrata.core.errors import (
+    FedstrataError,
+    LineError,
+    RefusedError,
+    refused,
+)
 from fedstrata.core.types import Message, State
 from fedstrata.engine.check import divided_method
 from fedstrata.engine.checkpoint import Checkpoints
@@ -60,7 +65,7 @@ class Answers:
         method, self._clients = divided_method(experiment.method), tuple(clients)
         if experiment.task.kind != "causal-lm":
             message = f"{experiment.task.name} has a model with classes, which generates nothing"
-            raise ConfigurationError([Problem("task.name", message, code="not_supported")])
+            raise refused("task.name", message, "not_supported")
         self._middle = Middle(experiment.model, method.widest(clients))
         ends_of = None if method.personal else self._ends_of
         sessions = Sessions(self._middle, limit, experiment.settings.training)
@@ -88,7 +93,7 @@ class Answers:
             message = (
                 f"the run has learnt nothing of {lacking[0]}, which none of its clients left to the server"
             )
-            raise ConfigurationError([Problem("RUN", message, code="not_found")])
+            raise refused("RUN", message, "not_found")
         model.load({name: self._state.tensors[name] for name in model.layout.all})
         while not until():
             if (arrival := hub.receive(WAIT)) is not None:
@@ -108,12 +113,8 @@ class Answers:
             if not isinstance(error, FedstrataError) and not is_client_failure(error):
                 raise
             told = message_of(error) or kind_of(error)
-            hub.drop(
-                client,
-                error
-                if isinstance(error, LineError)
-                else RefusedError(told, code=getattr(error, "code", None)),
-            )
+            refusal = RefusedError(told, code=error.code if isinstance(error, FedstrataError) else None)
+            hub.drop(client, error if isinstance(error, LineError) else refusal)
             release_memory(error)
             self._say(hub, self._service.leave(client))
 
@@ -134,6 +135,6 @@ def _last(folder: Path) -> tuple[int, State, Mapping[str, Any]]:
     rounds = committed_rounds(events)
     if not rounds:
         message = f"the run in {folder} has no committed round, so nothing has been learnt"
-        raise ConfigurationError([Problem("RUN", message, code="not_finished")])
+        raise refused("RUN", message, "not_finished")
     number, state = Checkpoints(folder / "checkpoints").load(rounds[-1]["round"])
     return number, state, start_of(events) or {}

@@ -21,11 +21,10 @@ from fedstrata.client.store import ClientStore, client_folder, home_of
 from fedstrata.core.cut import Cut
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import (
-    ConfigurationError,
     LineError,
-    Problem,
     SessionLostError,
     SessionOverError,
+    refused,
 )
 from fedstrata.core.files import private_folder
 from fedstrata.core.seeding import Seed
@@ -94,7 +93,7 @@ class Generating:
         self._prompts = prompts
         self._documents = prompts if prompts is not None else self._own_documents()
         if not self._documents:
-            raise ConfigurationError([Problem("--prompts", "there is nothing to answer", code="missing")])
+            raise refused("--prompts", "there is nothing to answer", "missing")
         self._examples = self._encoded()
         training = experiment.settings.training
         windows = max(len(example.windows) for example in self._examples)
@@ -140,7 +139,7 @@ class Generating:
         kept = ClientStore(folder, middle.committed).read().tensors
         if not kept:
             message = f"{folder} holds nothing of round {middle.committed} or before, which the server has"
-            raise ConfigurationError([Problem("--home", message, code="not_found")])
+            raise refused("--home", message, "not_found")
         self._model.load_known(kept)
 
     def _prompted(self) -> list[Document]:
@@ -189,11 +188,11 @@ class Generating:
         if self.id not in self._experiment.clients:
             named = ", ".join(self._experiment.clients)
             message = f"the data has no client {self.id!r}; it has: {named}"
-            raise ConfigurationError([Problem("--client", message, code="unknown_name")])
+            raise refused("--client", message, "unknown_name")
         task = self._experiment.task
         if not task.generates and (self._tokens is not None or self._temperature):
             message = f"have no meaning with task {task.name}, which generates nothing"
-            raise ConfigurationError([Problem("--max-new-tokens, --temperature", message, code="no_effect")])
+            raise refused("--max-new-tokens, --temperature", message, "no_effect")
         return [each for each in self._experiment.clients[self.id].test if task.scorable(each)]
 
     def _encoded(self) -> list[Any]:
@@ -221,7 +220,7 @@ class Generating:
             if not row or (positions is not None and len(row) + budget > positions):
                 message = f"prompt {document.id!r} has {len(row)} tokens; at least 1, and with {budget} more "
                 message += f"(--max-new-tokens) at most {positions}, the positions the model knows"
-                raise ConfigurationError([Problem("--prompts", message, code="out_of_range")])
+                raise refused("--prompts", message, "out_of_range")
         return [
             answered(index, row, [end], words, end=end, budget=budget, on_prompts=False)
             for index, row in enumerate(rows)
@@ -232,7 +231,7 @@ class Generating:
         homes = (self._home, *self._home.glob("run-*"))
         if not any(any(client_folder(home, self.id).glob("store-*.safetensors")) for home in homes):
             message = f"{self._home} holds nothing of client {self.id!r}, which keeps its ends to itself"
-            raise ConfigurationError([Problem("--home", message, code="not_found")])
+            raise refused("--home", message, "not_found")
 
 
 class Lasting(RemoteMiddle):

@@ -15,14 +15,13 @@ from fedstrata.client.caches import ClientCaches
 from fedstrata.client.failures import describe, is_client_failure, kind_of
 from fedstrata.client.turn import Failed, Order, Workplace, is_handler
 from fedstrata.core.errors import (
-    ConfigurationError,
     FrameError,
     LineError,
     PolicyError,
-    Problem,
     SessionOverError,
     TrainingError,
     printable,
+    refused,
 )
 from fedstrata.core.files import private_folder
 from fedstrata.core.handlers import SCORE, is_exchange, is_scoring, only_says
@@ -88,7 +87,7 @@ class RemoteClient:
         sites = {site.id: site for site in sites_of(experiment)[1]}
         if client not in sites:
             message = f"the data has no client {client!r} with training documents; it has: {', '.join(sites)}"
-            raise ConfigurationError([Problem("--client", message, code="unknown_name")])
+            raise refused("--client", message, "unknown_name")
         self.id, self._site = client, sites[client]
         private_folder(home)  # what it keeps there is nobody else's
         training = experiment.settings.training

@@ -22,7 +22,7 @@ import ray
 
 from fedstrata.client.folder_copy import Changes, apply, changes, listing
 from fedstrata.client.store import client_folder
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem
+from fedstrata.core.errors import FedstrataError, refused
 from fedstrata.core.settings.source import Source
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.workers.process import Computed, EngineOf, Event, Place, begin, computed, heard
@@ -87,7 +87,7 @@ class RayPreparation:
                 f"the model under the same paths, and the same versions: {error}"
             )
             code = error.code if isinstance(error, FedstrataError) else "unreadable"
-            raise ConfigurationError([Problem("workers", message, code=code)]) from None
+            raise refused("workers", message, code) from None
 
     def _place(self, own: Path) -> Place:
         if (here := versions()) != self.versions:

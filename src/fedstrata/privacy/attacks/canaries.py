@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.task import Task
 from fedstrata.data.split import Split
@@ -62,7 +62,7 @@ def require_drawable(task: Task) -> None:
         of = "answers to questions" if task.template_field else " and ".join(task.gives)
         message = f"{task.name!r} learns {of}, which no canary has: its patients are words with random "
         message += "mentions or labels; audit the mechanism with a task of those, or with language modelling"
-        raise ConfigurationError([Problem("task.name", message, code="not_supported")])
+        raise refused("task.name", message, "not_supported")
 
 
 def make_canaries(
@@ -117,7 +117,7 @@ def _word(tokenizer: Any, special: frozenset[int], generator: np.random.Generato
         if 0 < len(word) <= LONGEST_WORD and word.isprintable() and not {" ", "\ufffd"}.intersection(word):
             return word
     message = f"of {TRIES} tokens that were drawn none is a word, of which canaries are made"
-    raise ConfigurationError([Problem("model.tokenizer", message, code="not_supported")])
+    raise refused("model.tokenizer", message, "not_supported")
 
 
 def _document(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
@@ -113,11 +113,11 @@ def leakage_table(
     """
     if len(clients) < 2:
         message = f"an attack needs a client that colludes and another one; there is {len(clients)}"
-        raise ConfigurationError([Problem("partition", message, code="not_enough_data")])
+        raise refused("partition", message, "not_enough_data")
     blocks = len(model.layout.blocks)
     if wrong := [front for front in target.fronts if not 0 <= front < blocks]:
         message = f"must leave one of the {blocks} blocks of {model.name} to the server, not {wrong[0]}"
-        raise ConfigurationError([Problem("--front", message, code="out_of_range")])
+        raise refused("--front", message, "out_of_range")
     seed = Seed(settings.seed).child("attack")
     known = _drawn(clients[0], target.texts, seed.child("known"))
     others = [example for own in clients[1:] for example in own]

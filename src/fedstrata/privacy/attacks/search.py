@@ -89,7 +89,7 @@ class Continuations:
 def can_search(ends: Ends) -> bool:
     """Whether a text can be searched for from its beginning: A is causal, and keeps keys and values."""
     inner = transformers_model(ends.module)
-    if cache_name(inner.base_model) is None:
+    if not cache_name(inner.base_model):
         return False
     ids = torch.arange(6, device=next(ends.module.parameters()).device).view(2, 3)
     ids[1, :2] = ids[0, :2]
@@ -113,7 +113,7 @@ def search_states(sent: Sequence[Tensor], ends: Ends, vocabulary: int, most: int
     """
     inner = transformers_model(ends.module)
     config: Any = inner.config
-    keys = str(cache_name(inner.base_model))
+    keys = cache_name(inner.base_model)
     everything = torch.arange(vocabulary, device=next(ends.module.parameters()).device)
 
     def run(ids: Tensor, cache: DynamicCache) -> Tensor:
@@ -151,7 +151,7 @@ def search_span(
     """
     inner = transformers_model(model.module)
     config: Any = inner.config
-    keys = str(cache_name(inner.base_model))
+    keys = cache_name(inner.base_model)
 
     def run(ids: Tensor, cache: DynamicCache) -> Tensor:
         return reader.inputs(lambda: model.module(input_ids=ids, use_cache=True, **{keys: cache}))

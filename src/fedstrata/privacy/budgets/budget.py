@@ -19,7 +19,7 @@ from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, Problem
+from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, Problem, refused
 from fedstrata.privacy.budgets.accounts import Account, Book, Request
 from fedstrata.privacy.budgets.database import reading, writing
 from fedstrata.privacy.budgets.events import exceeds, largest
@@ -142,9 +142,7 @@ def read_budget(path: Path) -> tuple[Mapping[str, str], Book]:
     """
     with reading(path) as connection:
         if connection is None:
-            raise ConfigurationError(
-                [Problem("", f"{path} holds no budget: no run has reserved anything", code="not_found")]
-            )
+            raise refused("", f"{path} holds no budget: no run has reserved anything", "not_found")
         return _terms_in(connection, path), Book.read(connection)
 
 
@@ -159,7 +157,7 @@ def _terms_in(connection: sqlite3.Connection, path: Path) -> dict[str, str]:
     (accounts,) = connection.execute("SELECT COUNT(*) FROM accounts").fetchone()
     if (accounts or there) and not there.keys() >= TermRows.model_fields.keys():
         message = f"{path} does not say what its figures are of: it was changed; restore it"
-        raise ConfigurationError([Problem("privacy.budget.path", message, code="damaged")])
+        raise refused("privacy.budget.path", message, "damaged")
     if there:
         checked(TermRows, there, "what holds of it")
     return there

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, refused
 from fedstrata.core.files import errors_naming, keep_names, require_secret
 from fedstrata.core.site_database import transaction
 
@@ -126,4 +126,4 @@ def _is_made(connection: sqlite3.Connection, path: Path) -> bool:
 
 
 def _wrong(message: str, code: str) -> ConfigurationError:
-    return ConfigurationError([Problem("privacy.budget.path", message, code=code)])
+    return refused("privacy.budget.path", message, code)

@@ -12,7 +12,7 @@ import re
 import secrets
 from pathlib import Path
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import refused
 from fedstrata.core.files import secret_bytes, write_new_secret
 
 PSEUDONYM_BYTES = 16
@@ -57,10 +57,10 @@ class PseudonymKey:
         """
         if not path.exists():
             message = f"there is no key {path}; make it with: fedstrata keys new {path} --pseudonyms"
-            raise ConfigurationError([Problem("", message, code="not_found")])
+            raise refused("", message, "not_found")
         if (found := _KEY.fullmatch(secret_bytes(path))) is None:
             message = f"{path} holds no key of pseudonyms; make one with: fedstrata keys new --pseudonyms"
-            raise ConfigurationError([Problem("", message, code="wrong_form")])
+            raise refused("", message, "wrong_form")
         return cls(bytes.fromhex(found[1].decode()))
 
     @property

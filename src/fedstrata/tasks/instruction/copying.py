@@ -417,7 +417,7 @@ class _Passes:
 
     def __init__(self, module: nn.Module, device: torch.device, pad: int, rows: int) -> None:
         inner = getattr(module, "get_base_model", lambda: module)()  # PEFT's wrapper hides the signature
-        self._taken, self._keys = inspect.signature(inner.forward).parameters, str(cache_name(inner))
+        self._taken, self._keys = inspect.signature(inner.forward).parameters, cache_name(inner)
         self._module, self._device, self._pad = module, device, pad
         # Without the model's settings each layer keeps all keys: a sliding window cannot be taken back.
         self._cache = DynamicCache()

@@ -19,7 +19,7 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from fedstrata.core.documents import Document, Span
-from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse
+from fedstrata.core.errors import ConfigurationError, Problem, SettingError, refuse, refused
 from fedstrata.core.settings.base import Settings
 from fedstrata.core.surveyed import Truncation
 from fedstrata.data.sentences import lines, sentences
@@ -271,7 +271,7 @@ class InstructionTokenizer:
                 f"sentence of {SHORTEST} with its answer needs {needed}: raise it, or give shorter "
                 "task.templates"
             )
-            raise ConfigurationError([Problem("task.max_length", message, code="out_of_range")])
+            raise refused("task.max_length", message, "out_of_range")
 
     def examples(self, documents: Sequence[Document], *, learnt: bool) -> list[Example]:
         """Makes the examples of all that is asked of documents.
@@ -386,5 +386,5 @@ class InstructionTokenizer:
             again = self._words.tokenizer.decode(row, clean_up_tokenization_spaces=False)
             if not read("x", again, [label])[0]:
                 message = f"does not give back the tags that task extract writes: {text} becomes {again!r}"
-                raise ConfigurationError([Problem("model.tokenizer", message, code="not_supported")])
+                raise refused("model.tokenizer", message, "not_supported")
         return rows

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedstrata.core.documents import Document
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import Problem, refused
 from fedstrata.tasks.causal import end_id
 from fedstrata.tasks.texts import padding_id, require_offsets, separator_id
 
@@ -78,7 +78,7 @@ class PromptTokenizer:
             template = _SAME_DAY + self.tokenizer.get_chat_template()
         except ValueError:  # there are several, of which none is the default
             message = "must be never: the tokenizer has several chat templates and no default"
-            raise ConfigurationError([Problem("task.chat", message, code="conflict")]) from None
+            raise refused("task.chat", message, "conflict") from None
         written: list[str] = self.tokenizer.apply_chat_template(
             chats, chat_template=template, tokenize=False, enable_thinking=False, **options
         )
@@ -97,7 +97,7 @@ class PromptTokenizer:
             message = (
                 "must be never: the tokenizer's chat template changes a text that looks like a special token"
             )
-            raise ConfigurationError([Problem("task.chat", message, code="not_supported")])
+            raise refused("task.chat", message, "not_supported")
         ends = self.ids([before, after], split=False)
         return [*ends[0], *self.ids([found])[0], *ends[1]]
 
@@ -193,7 +193,7 @@ class PromptTokenizer:
                 f"{max_length} leaves {room} tokens besides an answer, and what is asked of document "
                 f"{document.id!r} has {len(prompt)} without its text"
             )
-            raise ConfigurationError([Problem("task.max_length", message, code="out_of_range")])
+            raise refused("task.max_length", message, "out_of_range")
         return prompt
 
     def _cut(self, prompt: list[int], text: str, fill: Callable[[str], str], room: int) -> list[int]:
@@ -243,7 +243,7 @@ def read_template(given: str, mark: str, path: str) -> str:
             code = "not_found"
         elif isinstance(error, UnicodeDecodeError):
             code = "not_utf8"
-        raise ConfigurationError([Problem(path, f"{given!r} cannot be read: {error}", code=code)]) from None
+        raise refused(path, f"{given!r} cannot be read: {error}", code) from None
 
 
 @cache
