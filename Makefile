@@ -6,6 +6,9 @@ LOCK := requirements.lock
 # In the versions that were tested, and in no others.
 INSTALL = $(BIN)/python -m pip install --quiet --constraint $(LOCK)
 
+# Compiled modules are kept, whatever the environment says: or each process of the tests compiles them all again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo docs doctest test test-slow test-weekly test-versions test-lowest test-newest test-python \
 	engines test-engines test-engines-all mutations check lint lock wheel clean
 
@@ -40,7 +43,9 @@ docs: $(VENV)/installed-docs
 
 # With one thread a process: small tensors gain nothing from more. And without torch's compiler, which nothing here uses: bitsandbytes,
 # which peft imports wherever it is installed, begins with three seconds of loading it.
-PYTEST = OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest
+# In memory, where it has 4 GB for files: on a disk, deleting what thousands of tests leave takes a minute.
+MEMORY := $(shell [ "$$(df --output=avail /dev/shm | tail --lines 1)" -gt 4000000 ] 2> /dev/null && echo TMPDIR=/dev/shm)
+PYTEST = $(MEMORY) OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest
 
 # A process a core.
 FAST := -m 'not slow and not engines' --numprocesses auto --dist worksteal

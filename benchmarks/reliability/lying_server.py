@@ -5,8 +5,10 @@ A site goes through what `fedstrata join` does: `with_shared`, the policy, `prep
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,11 @@ SHARED = (
 
 def told(*overrides: str) -> dict[str, Any]:
     """Returns what an honest server says with these settings."""
+    return deepcopy(_told(overrides))
+
+
+@cache
+def _told(overrides: tuple[str, ...]) -> dict[str, Any]:
     return shared_settings(prepare_client(read_source(None, [*DATA, *SHARED, *overrides]), SITES[0]))
 
 
@@ -78,6 +85,12 @@ def prepared(
     return experiment
 
 
+@cache
+def _prepared_once(said: str, name: str, own: tuple[str, ...]) -> Experiment:
+    """Returns what a site without a policy has loaded: each task begins with the model as it was."""
+    return prepared(json.loads(said), name, own)
+
+
 class Site:
     """A process of a site, in its own home.
 
@@ -104,7 +117,10 @@ class Site:
     ) -> None:
         self.name, self.home = name, folder / "homes" / name
         self.log: list[tuple[str, Mapping[str, Any]]] = []
-        self.experiment = prepared(said, name, own, guard)
+        once = None if guard else json.dumps(said)
+        self.experiment = (
+            prepared(said, name, own, guard) if once is None else _prepared_once(once, name, tuple(own))
+        )
         secure = self.experiment.privacy.settings.secure_aggregation
         identity, lock = files_of(folder, name) if secure else (None, None)
         self.remote = RemoteClient(
