@@ -631,6 +631,7 @@ def main() -> None:
     if given.command == "run":
         run(queue)
     elif given.command == "status":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # it ends quietly before `head`
         print_status(queue)
     elif given.command == "pause":
         (queue.home / "paused").touch()

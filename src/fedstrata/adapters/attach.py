@@ -276,7 +276,7 @@ def _check_prefix(
             f"prefix needs transformers below 5.24 where the model is a classifier: with the installed "
             f"{version('transformers')} PEFT {version('peft')} finds no place for it; use lora or bottleneck"
         )
-        problems.append(Problem("adapter.kind", message, code="not_supported"))
+        problems.append(Problem("adapter.kind", message, code="dependency_too_new"))
     config = transformers_model(module).config.get_text_config()
     positions = getattr(config, "max_position_embeddings", None)
     if positions is not None and settings.tokens >= positions:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from fedstrata.cli.options import configuration, number, on_command_line, seconds, sort_arguments
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.display import log
 from fedstrata.transport.timing import MOST_MEGABYTES
 
@@ -78,7 +78,7 @@ class Line:
         found = self.kept(name)
         if self.kit and found is None:
             message = f"{self.kit.folder / name} is gone: put it back, or name another file in its place"
-            raise ConfigurationError([Problem("", message, code="not_found")])
+            raise refused("", message, "not_found")
         return found
 
     def kept(self, name: str) -> Path | None:
@@ -95,11 +95,11 @@ class Line:
 
         if self.insecure:
             if self.certificate or self.key or self.authority:
-                raise ConfigurationError([Problem("--insecure", f"has no use for {_TLS}", code="conflict")])
+                raise refused("--insecure", f"has no use for {_TLS}", "conflict")
             return None
         if not (self.certificate and self.key and self.authority):
             message = f"needed: {_TLS}; or --insecure, between processes of one machine"
-            raise ConfigurationError([Problem("--certificate", message, code="missing")])
+            raise refused("--certificate", message, "missing")
         return Certificates(self.certificate, self.key, self.authority)
 
     def _timing(self) -> Timing:
@@ -185,7 +185,7 @@ class ServerLine(Line):
         """Returns the options that a server's kit gives; raises as the line's."""
         if (client := kit.settings.client) is not None:
             message = f"{kit.folder} is the kit of site {client!r}, and not the server's"
-            raise ConfigurationError([Problem("", message, code="wrong_kit")])
+            raise refused("", message, "wrong_kit")
         return {**super().of_kit(kit), "listen": kit.settings.listen, "tokens": kit.file("tokens")}
 
     @property
@@ -212,9 +212,9 @@ class ServerLine(Line):
         names = tuple(map(str.strip, self.clients.split(",") if self.clients else usual))
         if not all(names) or not names:
             message = "must name those who may join, with commas between"
-            raise ConfigurationError([Problem("--clients", message, code="missing")])
+            raise refused("--clients", message, "missing")
         if twice := [name for name, times in Counter(names).items() if times > 1]:
-            raise ConfigurationError([Problem("--clients", f"names {twice[0]!r} twice", code="duplicate")])
+            raise refused("--clients", f"names {twice[0]!r} twice", "duplicate")
         return tuple(sorted(names))
 
     def timing(self) -> Timing:
@@ -246,11 +246,11 @@ class ServerLine(Line):
         known = Tokens.read(self.tokens) if self.tokens is not None else None
         if certificates is not None and known is None:
             message = "must be given: every client has a token of its own"
-            raise ConfigurationError([Problem("--tokens", message, code="missing")])
+            raise refused("--tokens", message, "missing")
         names = self.names(known.clients if known else ())
         if known and (without := [name for name in names if name not in known.clients]):
             message = f"{without[0]!r} has no token there; {', '.join(known.clients)} have"
-            raise ConfigurationError([Problem("--tokens", message, code="unknown_name")])
+            raise refused("--tokens", message, "unknown_name")
         return Guests(names, known, certificates, self._timing())
 
 
@@ -278,7 +278,7 @@ class ClientLine(Line):
         """Returns the options that a site's kit gives; raises as the line's."""
         if (client := kit.settings.client) is None:
             message = f"{kit.folder} is the kit of the server, and not of a site"
-            raise ConfigurationError([Problem("", message, code="wrong_kit")])
+            raise refused("", message, "wrong_kit")
         own = {"client": client, "server": kit.settings.server, "home": kit.folder / "home"}
         return {**super().of_kit(kit), **own, "token": kit.file("token")}
 
@@ -356,7 +356,7 @@ class ClientLine(Line):
         certificates = self._certificates()
         if certificates is not None and self.token is None:
             message = "must be given: the file with this client's token"
-            raise ConfigurationError([Problem("--token", message, code="missing")])
+            raise refused("--token", message, "missing")
         secret = read_token(self.token) if self.token is not None else None
         return secret, certificates, self._timing()
 

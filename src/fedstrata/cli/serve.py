@@ -23,7 +23,7 @@ from fedstrata.cli.options import (
     sort_arguments,
 )
 from fedstrata.cli.run import INTERRUPTED
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.display import log
 from fedstrata.display.log import LogJson
 
@@ -106,7 +106,7 @@ def serve(
         serve_on_nvflare(line, source, out, admin, patience)
         return
     if admin is not None:
-        raise ConfigurationError([Problem("--admin", "has no use without --on nvflare", code="no_effect")])
+        raise refused("--admin", "has no use without --on nvflare", "no_effect")
     guests = line.guests()
     require_operations(operations)
     require_free(line.address)

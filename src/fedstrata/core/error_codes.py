@@ -18,6 +18,7 @@ CODES: Mapping[str, str] = MappingProxyType(
         "connection_refused": "No process listens at the address of the server.",
         "cut_short": "A message or file ends too early.",
         "damaged": "A file is corrupt.",
+        "dependency_too_new": "The installed version of a library cannot do this.",
         "diverged": "Training diverged: a number is no longer finite.",
         "divides_model": "The method splits the model, so no update leaves a client.",
         "documents_sent": "The documents themselves leave the clients.",

@@ -188,6 +188,19 @@ class SettingError(ValueError):
         self.code = code
 
 
+class SettingErrors(ValueError):  # noqa: N818 - several of one section
+    """Values of one section do not go together.
+
+    Args:
+        errors: All that is wrong, at least one.
+    """
+
+    def __init__(self, errors: Sequence[SettingError]) -> None:
+        super().__init__("; ".join(map(str, errors)))
+        self.errors = errors
+        self.code = errors[0].code
+
+
 class ConfigurationError(FedstrataError):
     """The configuration or its input is wrong; nothing was started.
 

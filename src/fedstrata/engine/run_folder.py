@@ -7,7 +7,7 @@ from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError, Problem, refused
 from fedstrata.core.files import TEMPORARY, new_folder, private_folder, write_atomically
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.settings.source import Source, differing, read_source
@@ -200,7 +200,7 @@ def require_free_folder(
         if not has_begun(folder):
             way = "empty it first: there is no run in it to go on with"
         message = f"{folder} holds something already; name another folder, or {way}"
-        raise ConfigurationError([Problem(named_by, message, code="exists")])
+        raise refused(named_by, message, "exists")
 
 
 def has_begun(folder: Path | None) -> bool:
@@ -238,9 +238,9 @@ def resumable(
     stored = folder / SETTINGS
     if not stored.is_file():
         message = f"{folder} holds no run: there is no {SETTINGS} in it"
-        raise ConfigurationError([Problem(named_by, message, code="not_found")])
+        raise refused(named_by, message, "not_found")
     if command is not None and (other := _other_way(folder, command)):
-        raise ConfigurationError([Problem(named_by, f"{folder} holds {other}", code="wrong_command")])
+        raise refused(named_by, f"{folder} holds {other}", "wrong_command")
     _find_inputs(folder)
     source = read_source(file or stored, overrides)
     require_same_settings(folder, source, may_change=may_change)
@@ -318,12 +318,12 @@ def _changes(
     source: Source, changed: Mapping[str, tuple[Any, Any]], may_change: Collection[str]
 ) -> list[Problem]:
     """Returns what has changed and may not; the last of it says, once, what may."""
-    refused = {path: values for path, values in changed.items() if path not in may_change}
+    not_allowed = {path: values for path, values in changed.items() if path not in may_change}
     problems = []
-    for path, (old, new) in refused.items():
+    for path, (old, new) in not_allowed.items():
         was = "another text" if path.startswith("task.template") else as_yaml(old)
         message = f"is {as_yaml(new)}, the run has {was}; it cannot change"
-        if path == list(refused)[-1]:
+        if path == list(not_allowed)[-1]:
             message += f", unlike: {', '.join(sorted(may_change))}"
         problems.append(source.problem(path, message, "changed"))
     return problems

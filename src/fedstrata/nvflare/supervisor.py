@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedstrata.core.errors import ConfigurationError, FedstrataError, Problem, printable
+from fedstrata.core.errors import FedstrataError, printable, refused
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.nvflare.handover import Handover, Outcome, is_at_work, last_submission, leave, outcome_of
 from fedstrata.record.log import Follower, Listener, committed_rounds, read_events
@@ -196,14 +196,18 @@ class Supervisor:
         """
         from nvflare.fuel.flare_api import api_spec, flare_api  # noqa: PLC0415 - an extra
 
-        refused = (api_spec.AuthenticationError, api_spec.AuthorizationError, api_spec.InvalidJobDefinition)
+        of_nvflare = (
+            api_spec.AuthenticationError,
+            api_spec.AuthorizationError,
+            api_spec.InvalidJobDefinition,
+        )
         try:
             if self._session is None:
                 self._session = flare_api.new_secure_session(self._user, str(self._kit))
             return question(self._session)
-        except refused as error:
+        except of_nvflare as error:
             message = printable(f"NVFlare refuses: {error}")
-            raise ConfigurationError([Problem("--admin", message, code="refused")]) from None
+            raise refused("--admin", message, "refused") from None
         except (api_spec.JobNotFound, api_spec.JobNotRunning):
             return None
         except Exception as error:  # whatever it is: a server that is gone has many names
@@ -221,12 +225,12 @@ def _user_of(kit: Path) -> str:
         import nvflare  # noqa: F401, PLC0415 - an extra
     except ImportError:
         message = "NVFlare is not installed; install it with: pip install 'fedstrata[nvflare]'"
-        raise ConfigurationError([Problem("--on", message, code="not_installed")]) from None
+        raise refused("--on", message, "not_installed") from None
     try:
         return str(json.loads((kit / "startup" / "fed_admin.json").read_bytes())["admin"]["username"])
     except (OSError, ValueError, KeyError, TypeError):
         message = f"{kit} is no startup kit of an NVFlare administrator (startup/fed_admin.json)"
-        raise ConfigurationError([Problem("--admin", message, code="wrong_kit")]) from None
+        raise refused("--admin", message, "wrong_kit") from None
 
 
 def _write_job(place: Path, folder: Path, handover: Handover, min_clients: int | None) -> Path:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from fedstrata.core.errors import SettingError
+from fedstrata.core.errors import SettingError, SettingErrors
 
 Fraction = Annotated[float, Field(gt=0.0, le=1.0)]
 Positive = Annotated[float, Field(gt=0.0)]
@@ -34,12 +34,12 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _fit_together(self) -> Self:
-        for misfit in self._misfits():
-            raise misfit
+        if misfits := list(self._misfits()):
+            raise SettingErrors(misfits)
         return self
 
     def _misfits(self) -> Iterator[SettingError]:
-        """Yields why values do not go together that are right each by itself; the first is told."""
+        """Yields why values do not go together that are right each by itself."""
         yield from ()
 
 

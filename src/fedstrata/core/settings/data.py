@@ -298,13 +298,12 @@ class CorpusSettings(Settings):
             "unannotated": ("i2b2", "brat", "glue", "superglue"),
             "reader": () if self.format in FORMATS else (self.format,),
         }
-        idle = [
-            f"data.{name} belongs to data.format {' or '.join(map(repr, formats)) or 'package.module:Class'} "
-            f"and has no meaning when it is {self.format!r}"
-            for name, formats in idle_settings(self, self.format, owners).items()
-        ]
-        if idle:
-            yield SettingError("; ".join(idle), "no_effect")
+        for name, formats in idle_settings(self, self.format, owners).items():
+            its = " or ".join(map(repr, formats)) or "package.module:Class"
+            yield SettingError(
+                f"data.{name} belongs to data.format {its} and has no meaning when it is {self.format!r}",
+                "no_effect",
+            )
         if self.format not in FORMATS:
             yield from self._misfits_of_reader()
         if self.files is not None:

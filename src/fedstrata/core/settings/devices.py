@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from fedstrata.core.errors import SettingError
+from fedstrata.core.errors import SettingError, SettingErrors
 from fedstrata.core.settings.base import Fraction, Positive, Settings
 
 DRAWN = "drawn"
@@ -193,7 +193,7 @@ class DeviceSettings(Settings):
             known = any(value in modes for modes in PROFILES.values())
             problems = [] if known else [SettingError(f"{value!r} is no mode of any device", "unknown_name")]
         if problems := [problem for problem in problems if problem]:
-            raise SettingError("; ".join(map(str, problems)), problems[0].code)
+            raise SettingErrors(problems)
         return value
 
     @property

@@ -37,10 +37,10 @@ class PartitionSettings(Settings):
             )
         owners = {"alpha": ("dirichlet", "dirichlet_equal", "quantity"), "lean": ("speciality",)}
         fields = type(self).model_fields
-        idle = [
-            f"{name}={getattr(self, name):g} has no meaning when documents are partitioned by {self.by!r}; "
-            f"it belongs to {' or '.join(map(repr, rules))}: leave it out, or at {fields[name].default}"
-            for name, rules in idle_settings(self, self.by, owners).items()
-        ]
-        if idle:
-            yield SettingError("; ".join(idle), "no_effect")
+        for name, rules in idle_settings(self, self.by, owners).items():
+            value = f"{name}={getattr(self, name):g}"
+            yield SettingError(
+                f"{value} has no meaning when documents are partitioned by {self.by!r}; it belongs "
+                f"to {' or '.join(map(repr, rules))}: leave it out, or at {fields[name].default}",
+                "no_effect",
+            )

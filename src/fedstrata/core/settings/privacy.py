@@ -163,13 +163,10 @@ class PrivacySettings(Settings):
         return sum(units.values()) if pooled else units[client]
 
     def _misfits(self) -> Iterator[SettingError]:
-        if misfits := [
-            *self._idle(),
-            *self._missing(),
-            *self._beyond_declared(),
-            *self._unbounded(),
-        ]:
-            yield SettingError("; ".join(map(str, misfits)), misfits[0].code)
+        yield from self._idle()
+        yield from self._missing()
+        yield from self._beyond_declared()
+        yield from self._unbounded()
 
     def _idle(self) -> Iterator[SettingError]:
         """Yields what has no effect with this mechanism."""

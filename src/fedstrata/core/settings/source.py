@@ -12,7 +12,7 @@ from pydantic.fields import FieldInfo
 from ruamel.yaml.error import YAMLError
 
 from fedstrata.core.error_codes import code_of_reading, code_of_validation
-from fedstrata.core.errors import Problem, did_you_mean, refuse
+from fedstrata.core.errors import Problem, SettingErrors, did_you_mean, refuse
 from fedstrata.core.settings.yaml import DEEPEST, LARGEST, plain_values, shortened, told
 
 SettingsType = TypeVar("SettingsType", bound=BaseModel)
@@ -217,12 +217,15 @@ def _problems(
             continue  # another alternative of the type came further and says more
         path = ".".join([*filter(None, [section]), *names])
         ordered = sorted(items, key=lambda item: item["type"] != "value_error")  # it says the most
-        message = _message(model, names, ordered, values)
-        problems.append(
-            Problem(
-                path, message, _origin(source, path, message), code=code_of_validation(ordered[0], "invalid")
-            )
-        )
+        error = ordered[0].get("ctx", {}).get("error")
+        if isinstance(error, SettingErrors):
+            messages = {str(each): each.code for each in error.errors}
+        else:
+            messages = {_message(model, names, ordered, values): code_of_validation(ordered[0], "invalid")}
+        problems += [
+            Problem(path, message, _origin(source, path, message), code=code)
+            for message, code in messages.items()
+        ]
     return problems
 
 
