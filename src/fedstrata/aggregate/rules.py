@@ -42,7 +42,7 @@ class RobustRule(Settings):
     rule: str
     memory_gigabytes: Positive = Field(
         default=1.0,
-        description="Memory for the updates of a round; what is more waits in files of a temporary folder.",
+        description="Memory for the updates of a round; more is stored in temporary files.",
     )
 
     def hostile_among(self, clients: int) -> int:
@@ -96,7 +96,7 @@ class CountingRule(RobustRule):
     """How many updates must arrive besides two for each hostile one."""
 
     hostile: Annotated[float, Field(ge=0.0, lt=0.5)] = Field(
-        default=0.1, description="Share of a round's clients that may be hostile; f is rounded up."
+        default=0.1, description="Fraction of a round's clients that may be hostile; f is rounded up."
     )
 
     def hostile_among(self, clients: int) -> int:
@@ -134,7 +134,7 @@ class MultiKrumRule(KrumScoringRule):
 
     rule: Literal["multi_krum"] = "multi_krum"
     keep: Count | None = Field(
-        default=None, description="How many updates are kept; n - f if null, which is the most allowed."
+        default=None, description="Number of updates to keep; n - f if null, the maximum."
     )
 
     def problems(self, facts: Facts) -> list[Problem]:
@@ -159,9 +159,9 @@ class NormClippingRule(RobustRule):
 
     rule: Literal["norm_clipping"] = "norm_clipping"
     multiple: Annotated[float, Field(ge=1.0)] = Field(
-        default=2.0, description="Longest change allowed, in medians of the past rounds' norms."
+        default=2.0, description="Maximum norm of an update in multiples of the median norm of past rounds."
     )
-    rounds: Count = Field(default=10, description="Past rounds that count.")
+    rounds: Count = Field(default=10, description="Number of past rounds that count.")
 
 
 class CosineRule(RobustRule):
@@ -170,7 +170,7 @@ class CosineRule(RobustRule):
     rule: Literal["cosine"] = "cosine"
     threshold: Annotated[float, Field(ge=-1.0, lt=1.0)] = Field(
         default=0.0,
-        description="Least cosine of a change with the sum of all, each of which counts with length 1.",
+        description="Minimum cosine between an update and the sum of all normalized updates.",
     )
 
 

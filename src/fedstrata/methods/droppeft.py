@@ -54,32 +54,35 @@ class DropPEFT(SomeBlocksShared):
     name: Literal["droppeft"] = "droppeft"
     rates: Rate | Literal["bandit"] | BanditSettings = Field(
         default="bandit",
-        description="Mean chance of a block to be left out of a batch: a number, `bandit`, or how the bandit "
-        "chooses: {explore: 0.05, memory: 50}.",
+        description="Mean dropout rate of a block: a number, `bandit`, or the settings of the bandit: "
+        "{explore: 0.05, memory: 50}.",
     )
     distribution: Distribution = Field(
-        default="incremental", description="How rates go with the depth: growing, equal or falling."
+        default="incremental", description="Dropout rate by depth: increasing, uniform or decreasing."
     )
     draw: Draw = Field(
         default="independent",
-        description="independent: each block by itself, so that in some batches nearly all run; exact: the "
-        "same number of blocks in every batch, to within one, with the same rates.",
+        description="`independent` draws each block on its own, so nearly all blocks run in some batches. "
+        "`exact` runs the same number of blocks in every batch, to within one, at the same rates.",
     )
     slope: Fraction | None = Field(
         default=None,
-        description="How far the last block's rate is from the first's, at most; null: as far as leaves "
-        "every rate between 0 and .8 (of a mean above .8 all are the mean).",
+        description="Maximum difference between the rates of the last and the first block. If null, as "
+        "large as keeps every rate between 0 and 0.8 (a mean above 0.8 gives all blocks the mean).",
     )
     bandit_of: Literal["everybody", "device"] = Field(
         default="everybody",
-        description="Whose rewards a bandit learns from; each device's own needs many rounds.",
+        description="Rewards that the bandit learns from: those of all devices (`everybody`), or each "
+        "device's own, which needs many rounds.",
     )
     shared_blocks: Count | Fraction = Field(
         default=0.5,
-        description="Blocks that a device sends at most, a count or a share; 1.0 keeps none personal.",
+        description="Maximum number of blocks that a device sends: a count or a fraction; 1.0 keeps no "
+        "block personal.",
     )
     weighting: Literal["examples", "uniform"] = Field(
-        default="examples", description="How much a device counts: its training examples, or all the same."
+        default="examples",
+        description="Weight of a device: its number of training examples, or the same for all devices.",
     )
 
     travels: ClassVar[str] = "the adapters of the less important blocks and the head, both ways"

@@ -46,11 +46,11 @@ class FedAdaOPT(Method):
 
     name: Literal["fedadaopt"] = "fedadaopt"
     depth: Annotated[int, Field(ge=0)] = Field(
-        default=0, description="Blocks, counted from the top, that have adapters at first."
+        default=0, description="Number of top blocks with adapters at the start."
     )
-    width: Count = Field(default=8, description="Width of the adapters at first.")
-    depth_step: Count = Field(default=1, description="By how many blocks adapters grow.")
-    width_step: Count = Field(default=8, description="By how much the width grows.")
+    width: Count = Field(default=8, description="Width of the adapters at the start.")
+    depth_step: Count = Field(default=1, description="Number of blocks that a growth step adds.")
+    width_step: Count = Field(default=8, description="Width that a growth step adds.")
     travels: ClassVar[str] = "the adapters of the top blocks, narrow at first, and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("bottleneck",)
     validates: ClassVar[bool] = True  # the best configuration is that of the best scores

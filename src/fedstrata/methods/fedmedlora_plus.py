@@ -43,22 +43,25 @@ class FedMedLoRAPlus(MedLoRA):
     name: Literal["fedmedlora_plus"] = "fedmedlora_plus"
     cap: Fraction | None = Field(
         default=None,
-        description="Largest share of the weight that a site may have; what exceeds it goes to the others in "
+        description="Maximum weight of a site; the excess is distributed over the other sites in "
         "proportion. No limit if null.",
     )
     weighting: Literal["influence_examples", "influence"] = Field(
         default="influence_examples",
-        description="What a site weighs: its influence times its training examples, as the paper says, or "
-        "its influence alone, as the authors' code does: a site with few documents counts like any other.",
+        description="Weight of a site: its influence times its number of training examples, as in the "
+        "paper, or its influence alone, as in the authors' code, where a site with few documents counts "
+        "as much as any other.",
     )
     loss: Literal["tokens", "records"] = Field(
         default="tokens",
-        description="What a site's loss is the mean of: tokens, as in the authors' code, or records, as the "
-        "paper prints, each the loss of its whole answer. That is larger by the length of an answer, so that "
-        "a site with a somewhat higher loss weighs nearly nothing.",
+        description="Mean loss of a site: over tokens, as in the authors' code, or over records, as "
+        "printed in the paper, where each record counts the summed loss of its answer. That is larger by "
+        "the length of an answer, so a site with a slightly higher loss gets almost no weight.",
     )
     temperature: Positive = Field(
-        default=1.0, description="Losses are divided by it before they become weights; more makes them equal."
+        default=1.0,
+        description="Losses are divided by the temperature before they become weights; larger values make "
+        "weights more equal.",
     )
     tries_updates: ClassVar[bool] = True
 

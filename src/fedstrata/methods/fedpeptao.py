@@ -43,11 +43,14 @@ class FedPepTAO(SomeBlocksShared, Probing):
 
     name: Literal["fedpeptao"] = "fedpeptao"
     shared_blocks: Count | Fraction = Field(
-        default=0.5, description="Blocks whose prefix is shared, a count or a share of the model's."
+        default=0.5,
+        description="Blocks whose prefix is shared: a count, or a fraction of the model's blocks.",
     )
-    momentum: Part = Field(default=0.9, description="Beta: how much of the last step the server keeps.")
-    server_learning_rate: Positive = Field(default=1.0, description="Eta: 1 takes the clients' mean.")
-    batches: Count = Field(default=8, description="Batches of each device that the choice looks at.")
+    momentum: Part = Field(default=0.9, description="Server momentum (beta).")
+    server_learning_rate: Positive = Field(
+        default=1.0, description="Server learning rate (eta); 1 takes the clients' mean."
+    )
+    batches: Count = Field(default=8, description="Batches of each client used to select blocks.")
     travels: ClassVar[str] = "the prefix of the blocks that matter and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("prefix",)
 

@@ -24,7 +24,7 @@ class FedPer(Averaging):
 
     name: Literal["fedper"] = "fedper"
     personal_blocks: int = Field(
-        default=0, ge=0, description="Blocks, counted from the top, that stay at their client with the head."
+        default=0, ge=0, description="Number of top blocks that stay local to each client, with the head."
     )
     travels: ClassVar[str] = "everything but the head and the personal blocks, both ways"
     personal: ClassVar[bool] = True  # every client has a head of its own

@@ -82,23 +82,27 @@ class FedTLU(Averaging):
     name: Literal["fedtlu"] = "fedtlu"
     update: Literal["targeted", "worst", "random", "last", "full"] = Field(
         default="targeted",
-        description="Which blocks are merged: those of highest score, of lowest (a control), some at random, "
-        "none, all.",
+        description="Blocks that are merged: those with the highest scores (`targeted`), the lowest "
+        "(`worst`, a control) or random ones; `last` merges only the final norm and the head, `full` "
+        "everything.",
     )
     scored: select.Scored = Field(
-        default="all", description="Tensors that count in a score: all, matrices, or small (biases, norms)."
+        default="all",
+        description="Tensors that count in scores: all, matrices, or small (biases, norms).",
     )
     portion: Fraction | Literal["schedule"] | Schedule = Field(
         default="schedule",
-        description="Share of the blocks that is merged, `schedule` (75, 50, 25 % as the loss stops "
-        "falling), or a schedule: {portions: [0.75, 0.5, 0.25], patience: 10, threshold: 0.01}.",
+        description="Fraction of the blocks that is merged, `schedule` (75, 50, 25 % as the loss stops "
+        "falling), or a custom schedule: {portions: [0.75, 0.5, 0.25], patience: 10, threshold: 0.01}.",
     )
-    mu: NotNegative = Field(default=0.0, description="FedProx's; 0 is FedAvg.")
+    mu: NotNegative = Field(default=0.0, description="Weight of FedProx's proximal term; 0 is FedAvg.")
     proximal: Coupling = Field(default="coupled", description=HOW_IT_ACTS)
     selection: Literal["exact", "sketched"] = Field(
-        default="exact", description="sketched: clients upload only what is merged, chosen by sketches."
+        default="exact",
+        description="`exact`: clients send all blocks. `sketched`: clients send sketches first, then only "
+        "the blocks that are merged.",
     )
-    width: Count = Field(default=1024, description="Numbers in the sketch of a tensor (selection: sketched).")
+    width: Count = Field(default=1024, description="Numbers per sketch of a tensor (selection: sketched).")
 
     sends_changes: ClassVar[bool] = True
     travels: ClassVar[str] = (

@@ -62,39 +62,51 @@ class FLLLaMA(Divided):
     """The method; see the module's docstring."""
 
     name: Literal["fl_llama"] = "fl_llama"
-    front: Blocks = Field(default=1, description="Blocks of a client below the server's, p.")
-    back: Blocks = Field(default=1, description="Blocks of a client above the server's, q.")
+    front: Blocks = Field(
+        default=1, description="Number of blocks at the client before the server's blocks, p."
+    )
+    back: Blocks = Field(
+        default=1, description="Number of blocks at the client after the server's blocks, q."
+    )
     cuts: dict[str, CutSettings] = Field(
-        default_factory=dict, description="Clients with a p and q of their own."
+        default_factory=dict, description="Values of p and q for single clients."
     )
     full: list[Segment] = Field(
-        default_factory=list, description="Segments of which all weights train where `adapter` has a LoRA."
+        default_factory=list, description="Segments that train all weights, where `adapter` is LoRA."
     )
     mode: Literal["sequential", "client_batch", "hierarchical"] = Field(
         default="sequential",
-        description="Clients one after the other; their batches as one; or each with a copy of B.",
+        description="Train clients one after the other (`sequential`), on their joined batches "
+        "(`client_batch`), or each with a copy of the server's blocks (`hierarchical`).",
     )
     turns: Literal["round", "step"] = Field(
-        default="round", description="How long a client's turn is in sequential mode."
+        default="round", description="Length of a client's turn in sequential mode."
     )
     mean: Literal["terms", "clients"] = Field(
         default="terms",
-        description="Whose mean B's gradient is in client_batch: all terms' (tokens'), or the clients'.",
+        description="Reduction of the gradient of the server's blocks in client_batch mode: the mean over "
+        "all terms (tokens), or over clients.",
     )
     average_every: Count | None = Field(
         default=None,
-        description="Steps between averages of B's copies in hierarchical mode; null: at the end of a round.",
+        description="Steps between averages of the copies of the server's blocks in hierarchical mode; at "
+        "the end of a round if null.",
     )
     average_ends: Literal["round", "never", "hand_on"] | Count = Field(
         default="round",
-        description="When clients' ends are averaged: after a round, never, or also every so many steps; "
-        "hand_on: they are not, each client goes on with those of the one before it.",
+        description="When the clients' blocks are averaged: after each round, never, or also every N "
+        "steps. `hand_on` does not average; each client continues from the weights of the previous "
+        "client.",
     )
     in_flight: Count = Field(
-        default=1, description="Batches of a step (`training.accumulation`) that may be under way at once."
+        default=1, description="Batches of a step (`training.accumulation`) that may be processed at once."
     )
-    wire: Form = Field(default="float32", description="In what numbers hidden states and gradients travel.")
-    noise: NoiseSettings | None = Field(default=None, description="Gaussian noise on what leaves A, or C.")
+    wire: Form = Field(
+        default="float32", description="Number format of transferred hidden states and gradients."
+    )
+    noise: NoiseSettings | None = Field(
+        default=None, description="Gaussian noise on transferred hidden states or gradients."
+    )
     travels: ClassVar[str] = "hidden states and their gradients, both ways, in every step"
 
     def _misfits(self) -> Iterator[SettingError]:

@@ -57,7 +57,7 @@ class FLoRA(LocalTraining):
     name: Literal["flora"] = "flora"
     ranks: Annotated[list[Count], Field(min_length=1)] | None = Field(
         default=None,
-        description="Ranks of the clients, each of which draws one; `adapter.rank` for all if null.",
+        description="Ranks that clients draw from; `adapter.rank` for all if null.",
     )
     travels: ClassVar[str] = "low-rank adapters up; those of all clients, stacked, down; the head both ways"
     adapters: ClassVar[tuple[str, ...]] = ("lora",)

@@ -50,7 +50,7 @@ class PruneSettings(Settings):
     """How devices give up ranks."""
 
     keep: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.85, description="Share of its ranks that a device keeps when it gives some up (gamma)."
+        default=0.85, description="Fraction of its rank that a client keeps when it prunes (gamma)."
     )
     penalty: Positive = Field(
         default=5e-3, description="Weight of the norms of the last ranks in the loss (lambda)."
@@ -67,14 +67,15 @@ class HetLoRA(Method):
     name: Literal["hetlora"] = "hetlora"
     ranks: Annotated[list[Count], Field(min_length=1)] | None = Field(
         default=None,
-        description="Ranks of the devices, each of which draws one; a quarter of `adapter.rank`, half of it "
-        "and all if null.",
+        description="Ranks that clients draw from; if null, a quarter of `adapter.rank`, half of it and "
+        "all of it.",
     )
     prune: PruneSettings | None = Field(
-        default=None, description="Whether devices give up ranks: {keep: 0.85, penalty: 0.005}."
+        default=None, description="Let clients prune ranks: {keep: 0.85, penalty: 0.005}."
     )
     weighting: Literal["norm", "examples"] = Field(
-        default="norm", description="How much a device counts: the norm of its adapters, or its examples."
+        default="norm",
+        description="Weight of a client: the norm of its adapters, or its number of training examples.",
     )
     travels: ClassVar[str] = "low-rank adapters at each device's rank and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("lora",)

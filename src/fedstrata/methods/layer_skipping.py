@@ -40,10 +40,11 @@ class AutomaticDepth(Settings):
     """How `top: auto` chooses the number of blocks."""
 
     share: Fraction = Field(
-        default=0.5, description="Share of the blocks' summed gradient norms that the top blocks must hold."
+        default=0.5,
+        description="Fraction of the summed gradient norms of all blocks that the trained blocks must hold.",
     )
-    budget: Fraction = Field(default=1.0, description="Most that an update may be, as a share of the model.")
-    batches: Count = Field(default=8, description="Batches of each client that the probe looks at.")
+    budget: Fraction = Field(default=1.0, description="Maximum size of an update as a fraction of the model.")
+    batches: Count = Field(default=8, description="Batches of each client used to measure gradient norms.")
 
 
 class LayerSkipping(Probing, Averaging):
@@ -52,11 +53,11 @@ class LayerSkipping(Probing, Averaging):
     name: Literal["layer_skipping"] = "layer_skipping"
     top: Count | Annotated[float, Field(gt=0.0, le=1.0)] | Literal["auto"] | AutomaticDepth = Field(
         default=0.25,
-        description="Blocks that train: a count (2), a fraction of the model's blocks (0.25), `auto`, or how "
-        "auto chooses: {share: 0.5, budget: 1.0, batches: 8}.",
+        description="Number of top blocks that train: a count (2), a fraction of the model's blocks "
+        "(0.25), `auto`, or the settings of auto: {share: 0.5, budget: 1.0, batches: 8}.",
     )
     head: Literal["shared", "local"] = Field(
-        default="shared", description="Whether the head travels, or stays at its client."
+        default="shared", description="Share the head with the server, or keep it local to each client."
     )
     travels: ClassVar[str] = "the top k blocks, the final norm and the head (unless local), both ways"
 

@@ -23,7 +23,8 @@ class MedLoRA(LocalTraining):
 
     literal: bool = Field(
         default=False,
-        description="The printed formulas, which divide the mean adapters by the sites of a round once more.",
+        description="Use the formulas as printed, which divide the mean adapters by the number of sites "
+        "of a round a second time.",
     )
     travels: ClassVar[str] = "the low-rank adapters and the head, both ways"
     adapters: ClassVar[tuple[str, ...]] = ("lora",)

@@ -55,11 +55,12 @@ class BanditSettings(Settings):
 
     rates: Annotated[list[Rate], Field(min_length=1)] = Field(
         default_factory=lambda: [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
-        description="The mean rates to choose from.",
+        description="Mean rates to choose from.",
     )
-    explore: Part = Field(default=0.05, description="Share of the choices that are random.")
+    explore: Part = Field(default=0.05, description="Fraction of random choices.")
     memory: Count = Field(
-        default=50, description="Rounds, of a device's own bandit turns, after which a reward is forgotten."
+        default=50,
+        description="Rounds (with bandits per device: the device's own) after which a reward is dropped.",
     )
 
     def _misfits(self) -> Iterator[SettingError]:

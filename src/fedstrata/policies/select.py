@@ -23,14 +23,14 @@ class Schedule(Settings):
 
     portions: Annotated[list[Fraction], Field(min_length=1)] = Field(
         default_factory=lambda: [0.75, 0.5, 0.25],
-        description="Shares of the blocks that are merged, in turn.",
+        description="Fractions of the blocks that are merged, in order.",
     )
-    patience: Count = Field(default=10, description="Rounds without a fall before the next portion.")
-    threshold: Part = Field(default=0.01, description="What counts as a fall of the loss, as a share of it.")
+    patience: Count = Field(default=10, description="Rounds without improvement before the next portion.")
+    threshold: Part = Field(default=0.01, description="Minimum relative improvement of the loss.")
     waiting: Literal["since_best", "in_a_row"] = Field(
         default="since_best",
-        description="since_best: the loss has to fall below that of the last round that counted as a fall; "
-        "in_a_row: below that of the round before, so that a slow and steady fall steps down as well.",
+        description="`since_best` compares the loss with that of the last improvement; `in_a_row` with "
+        "that of the previous round, so a slow and steady improvement moves to the next portion too.",
     )
 
 

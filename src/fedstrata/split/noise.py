@@ -36,16 +36,18 @@ class NoiseSettings(Settings):
 
     on: Literal["states", "gradients"] = Field(
         default="states",
-        description="What it is added to: the hidden states that leave A, or the gradients that leave C.",
+        description="Add noise to the hidden states that leave the client's front blocks, or to the "
+        "gradients that leave its back blocks.",
     )
-    scale: Annotated[float, Field(ge=0.0)] = Field(default=0.02, description="How much; see `kind`.")
+    scale: Annotated[float, Field(ge=0.0)] = Field(default=0.02, description="Amount of noise; see `kind`.")
     kind: Kind = Field(
-        default="mean_abs", description="What the scale is: the noise's mean absolute value or its deviation."
+        default="mean_abs",
+        description="Meaning of the scale: mean absolute value, or standard deviation of the noise.",
     )
-    relative: bool = Field(default=False, description="Whether in units of what it is added to.")
-    inference: bool = Field(
-        default=False, description="Whether it is also added when documents are scored and texts generated."
+    relative: bool = Field(
+        default=False, description="Scale the noise relative to the values it is added to."
     )
+    inference: bool = Field(default=False, description="Add noise in evaluation and generation too.")
 
     def _misfits(self) -> Iterator[SettingError]:
         if self.inference and self.on == "gradients":

@@ -59,22 +59,23 @@ class DocumentClassification(LabelFloors, LabellingTask):
     name: Literal["classify"] = "classify"
     labels: Classes = Field(
         default="auto",
-        description="Labels that are learnt; auto: those of the documents. Sites apart, of which some lack "
-        "some, name them.",
+        description="Labels to learn; `auto`: those of the documents. Name them for sites on separate "
+        "machines where some sites lack some labels.",
     )
     problem_type: Literal["auto", "single_label", "multi_label"] = Field(
         default="auto",
-        description="One label a document, or any number; auto: single_label if every document has one.",
+        description="One label per document, or any number; `auto`: single_label if every document has "
+        "exactly one.",
     )
     pooling: Literal["mean", "max"] = Field(
-        default="mean", description="How the logits of a document's windows become those of the document."
+        default="mean", description="Pooling of the logits of a document's windows."
     )
     threshold: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.5, description="Probability from which a label is given (multi_label)."
+        default=0.5, description="Probability threshold of a label (multi_label)."
     )
     positive_weight: Positive = Field(
         default=1.0,
-        description="Weight in the loss of a label that a document has; of one it lacks: 1 (multi_label).",
+        description="Loss weight of positive labels; negative labels have weight 1 (multi_label).",
     )
 
     kind: ClassVar[str] = "sequence-classification"

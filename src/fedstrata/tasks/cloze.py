@@ -74,24 +74,26 @@ class ClozeQuestions(QuestionFloors):
 
     name: Literal["cloze"] = "cloze"
     max_length: Annotated[int, Field(ge=32)] = Field(
-        default=512, description="Tokens of a question with an answer; a longer text is cut at its end."
+        default=512,
+        description="Maximum length of a prompt with an answer in tokens; longer texts are truncated at "
+        "the end.",
     )
     question: Literal[
         "auto", "rte", "boolq", "wic", "cb", "multirc", "copa", "record", "wsc", "labels", "choices"
     ] = Field(
         default="auto",
-        description="What is asked, one of SuperGLUE's tasks; of documents of one's own, with a template: "
-        "`labels` or `choices`. auto: what the documents say that they are for (format superglue).",
+        description="One of SuperGLUE's tasks; for other documents, with a template, `labels` or "
+        "`choices`. `auto`: what the documents state (format superglue).",
     )
     template: str | None = Field(
         default=None,
-        description="A template of one's own: a path to a text file, or the text itself if it holds "
-        "{answer}; the built-in one if null.",
+        description="Custom template: the path of a text file, or the text itself if it contains "
+        "{answer}; the built-in template if null.",
     )
     words: dict[str, str] = Field(
         default={},
-        description="The word that stands for a label; of others the built-in one (yes, no, maybe), or the "
-        "label itself.",
+        description="Word that stands for each label; for labels not listed, the built-in word (yes, no, "
+        "maybe) or the label itself.",
     )
 
     learns: ClassVar[str] = "which answer follows a question (labels of documents)"

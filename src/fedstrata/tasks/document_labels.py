@@ -83,7 +83,7 @@ class LabellingTask(WindowTask):
     """Base of the tasks that label documents by some of their windows, or by all."""
 
     max_windows: Count | None = Field(
-        default=None, description="Windows of a document that are read, from its beginning; all if null."
+        default=None, description="Maximum number of windows per document, from its beginning; all if null."
     )
 
     def truncation(self, documents: Sequence[Document], tokenizer: Any) -> Truncation | None:

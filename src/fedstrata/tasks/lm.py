@@ -59,7 +59,7 @@ class LanguageModelling(CausalTask):
 
     name: Literal["lm"] = "lm"
     max_length: Annotated[int, Field(ge=8)] = Field(
-        default=128, description="Tokens that a window predicts, each from those before it in the window."
+        default=128, description="Predicted tokens per window, each from the tokens before it in the window."
     )
 
     learns: ClassVar[str] = "the next token of a text"

@@ -61,12 +61,13 @@ class NamedEntityRecognition(TypedTask, WindowTask):
     name: Literal["ner"] = "ner"
     types: Classes = Field(
         default="auto",
-        description="Types of mentions that are learnt; auto: those of the training documents. Sites apart, "
-        "of which some lack some, name them.",
+        description="Entity types to learn; `auto`: those of the training documents. Name them for sites "
+        "on separate machines where some sites lack some types.",
     )
     whole_words: bool = Field(
         default=True,
-        description="The first token of a word decides for all of it (Latin, Greek and Cyrillic script).",
+        description="The first token of a word decides the label of the whole word (Latin, Greek and "
+        "Cyrillic scripts).",
     )
 
     learns: ClassVar[str] = "mentions (data.types)"

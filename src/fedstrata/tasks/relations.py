@@ -90,27 +90,27 @@ class RelationClassification(TypedTask):
     name: Literal["relations"] = "relations"
     types: Classes = Field(
         default="auto",
-        description="Types of relations that are learnt; auto: those of the training documents. Sites apart, "
-        "of which some lack some, name them.",
+        description="Relation types to learn; `auto`: those of the training documents. Name them for "
+        "sites on separate machines where some sites lack some types.",
     )
     max_length: Annotated[int, Field(ge=32)] = Field(
-        default=128, description="Tokens of a marked pair of mentions and the text around it."
+        default=128, description="Maximum length of a marked pair with its context in tokens."
     )
     modifiers: dict[str, list[str]] | Literal["auto"] = Field(
         default="auto",
-        description="Types of modifiers by type of main mention: the pairs a model is asked about; auto: "
-        "those that are related in the training documents.",
+        description="Modifier types by main entity type: the pairs that are classified. `auto`: those "
+        "that are related in the training documents.",
     )
     typed: bool = Field(
         default=True,
-        description="Whether a model is shown the types of the two mentions; where a relation is called by "
-        "the type of its modifier, that would be the answer.",
+        description="Show the model the types of the two mentions. Set it to false where the type of the "
+        "modifier determines the relation.",
     )
     most_words: Annotated[int, Field(ge=0)] = Field(
-        default=20, description="Words between the two mentions of a pair, at most."
+        default=20, description="Maximum number of words between the two mentions of a pair."
     )
     negatives: Fraction = Field(
-        default=1.0, description="Share of the pairs without a relation that is trained on."
+        default=1.0, description="Fraction of the unrelated pairs that is used for training."
     )
 
     learns: ClassVar[str] = "relations between mentions (data.relations)"

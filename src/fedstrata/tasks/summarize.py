@@ -58,15 +58,18 @@ class Summarization(InstructionTask):
 
     name: Literal["summarize"] = "summarize"
     max_length: Annotated[int, Field(ge=64)] = Field(
-        default=800, description="Tokens of an instruction with its answer; a longer text is cut at its end."
+        default=800,
+        description="Maximum length of an instruction with its answer in tokens; longer texts are "
+        "truncated at the end.",
     )
     answer_length: Count = Field(
-        default=200, description="Tokens that an answer may have; a longer one is cut where it is trained on."
+        default=200,
+        description="Maximum length of an answer in tokens; longer training answers are truncated.",
     )
     template: str | None = Field(
         default=None,
-        description="An instruction of one's own: a path to a text file, or the text itself if it holds "
-        "{text}; the built-in one if null.",
+        description="Custom instruction: the path of a text file, or the text itself if it contains "
+        "{text}; the built-in instruction if null.",
     )
 
     learns: ClassVar[str] = "the second text of a document"

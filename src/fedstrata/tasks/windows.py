@@ -35,7 +35,7 @@ class WindowTask(Task):
     """Base of the tasks that read a long note as overlapping windows."""
 
     stride: Annotated[int, Field(ge=0)] = Field(
-        default=32, description="Tokens that neighbouring windows share."
+        default=32, description="Overlap of neighbouring windows in tokens."
     )
 
     def _misfits(self) -> Iterator[SettingError]:

@@ -13,12 +13,15 @@ class LoraSettings(Settings):
     """Low-rank adapters (Hu et al. 2022): W + (alpha / rank) B A, with W frozen."""
 
     kind: Literal["lora"] = "lora"
-    rank: Count = Field(default=8, description="Rows of A and columns of B.")
-    alpha: Positive | None = Field(default=None, description="alpha / rank scales B A; 2 rank if null.")
-    dropout: Part = Field(default=0.0, description="Of what goes into A, when training.")
+    rank: Count = Field(default=8, description="LoRA rank r.")
+    alpha: Positive | None = Field(
+        default=None, description="Scaling: alpha / r multiplies B A; 2 r if null."
+    )
+    dropout: Part = Field(default=0.0, description="Dropout on the input of A during training.")
     targets: Literal["all-linear"] | _Names = Field(
         default="all-linear",
-        description="Linear layers of the blocks, by the ends of their names: [query, value].",
+        description="Linear layers of the blocks that get a LoRA, by the suffixes of their names: [query, "
+        "value].",
     )
 
     @property
@@ -31,14 +34,14 @@ class BottleneckSettings(Settings):
     """Bottleneck adapters (Houlsby et al. 2019): h + up(activation(down(h))) after each sublayer."""
 
     kind: Literal["bottleneck"] = "bottleneck"
-    width: Count = Field(default=32, description="Numbers between down and up.")
+    width: Count = Field(default=32, description="Width of the bottleneck.")
     activation: Literal["gelu", "relu", "silu"] = Field(
-        default="gelu", description="The function between down and up."
+        default="gelu", description="Activation function between the down- and the up-projection."
     )
     targets: _Names | None = Field(
         default=None,
-        description="The linear layers that they follow, by the ends of their names; if null the last one of "
-        "the attention and of the feed-forward part.",
+        description="Linear layers followed by an adapter, by the suffixes of their names; if null, the "
+        "last layer of attention and of the feed-forward part.",
     )
 
 
@@ -46,7 +49,7 @@ class PrefixSettings(Settings):
     """Prefix tuning (Li and Liang 2021): keys and values in front of those of the text, in every block."""
 
     kind: Literal["prefix"] = "prefix"
-    tokens: Count = Field(default=20, description="How many of them, in each block.")
+    tokens: Count = Field(default=20, description="Number of virtual tokens in each block.")
 
 
 AdapterSettings: TypeAlias = LoraSettings | BottleneckSettings | PrefixSettings

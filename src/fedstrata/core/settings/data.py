@@ -19,21 +19,23 @@ class SplitSettings(Settings):
 
     by: Literal["auto", "document", "patient"] = Field(
         default="auto",
-        description="What is divided; `patient` keeps all of a patient's documents in one part, and so does "
-        "`auto` for documents that name one.",
+        description="Unit of the split. `patient` keeps all documents of a patient in one part; `auto` "
+        "does so for documents that name a patient.",
     )
-    train: Fraction = Field(default=0.7, description="The share that clients train on.")
-    validation: Part = Field(default=0.1, description="The share that rounds are scored on.")
-    test: Part = Field(default=0.2, description="The share that the final model is scored on.")
+    train: Fraction = Field(default=0.7, description="Fraction of the documents for training.")
+    validation: Part = Field(
+        default=0.1, description="Fraction of the documents for validation after rounds."
+    )
+    test: Part = Field(default=0.2, description="Fraction of the documents for the final test.")
     test_sites: list[str] = Field(
         default_factory=list,
-        description="Sites held out: all their documents are test documents, they are no clients, and their "
-        "scores are `external`.",
+        description="Held-out sites. All their documents are test documents, they are not clients, and "
+        "their scores are reported as `external`.",
     )
     server: Annotated[int, Field(ge=0)] = Field(
         default=0,
-        description="Training documents that are set aside for the server, evenly over the sites and by the "
-        "seed; no client trains on them.",
+        description="Number of training documents reserved for the server, drawn evenly from all sites "
+        "with the seed. No client trains on them.",
     )
 
     def _misfits(self) -> Iterator[SettingError]:
@@ -45,19 +47,19 @@ class SplitSettings(Settings):
 class SyntheticSettings(Settings):
     """The synthetic corpus: how many sites and notes in all."""
 
-    sites: Count = Field(default=4, description="Hospitals.")
-    notes: Count = Field(default=200, description="Notes of all sites together.")
+    sites: Count = Field(default=4, description="Number of hospitals.")
+    notes: Count = Field(default=200, description="Number of notes of all sites together.")
     imbalance: Annotated[float, Field(ge=0.0, le=10.0)] | None = Field(
         default=None,
-        description="Exponent of Zipf's law of site sizes: 0 is equal, 1 gives the first site about twice "
-        "the notes of the second. When null, sizes differ a little.",
+        description="Exponent of Zipf's law of site sizes: 0 gives equal sizes; 1 gives the first site "
+        "about twice the notes of the second. If null, sizes differ slightly.",
     )
     notes_per_patient: Count | None = Field(
         default=None,
-        description="The most notes of a patient; how many each has is drawn from 1 to this. When null, a "
-        "patient has one note, now and then two.",
+        description="Maximum number of notes per patient; the number is drawn from 1 to this. If null, "
+        "most patients have one note and a few have two.",
     )
-    seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed when null.")
+    seed: int | None = Field(default=None, description="Seed of the corpus; the run's seed if null.")
 
     def _misfits(self) -> Iterator[SettingError]:
         if self.notes < self.sites:
@@ -74,7 +76,7 @@ class MimicSettings(Settings):
     """MIMIC-III tables (format `mimic`)."""
 
     categories: Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=[DISCHARGE_SUMMARY], description="CATEGORY of the notes to keep; all if null."
+        default=[DISCHARGE_SUMMARY], description="Values of CATEGORY to keep; all if null."
     )
 
 
@@ -83,11 +85,11 @@ class ConlluSettings(Settings):
 
     text: Literal["original", "tokens"] = Field(
         default="original",
-        description="The sentences as they were written (`# text`), or their tokens with blanks between.",
+        description="Text of the sentences: the original (`# text`), or the tokens joined by blanks.",
     )
     documents: Literal["documents", "paragraphs"] = Field(
         default="documents",
-        description="What a document is: what a `# newdoc` comment begins, or a `# newpar` one too.",
+        description="Document boundaries: `# newdoc` comments, or `# newpar` comments too.",
     )
 
 
@@ -96,7 +98,7 @@ class PlainTextSettings(Settings):
 
     documents: Literal["files", "paragraphs", "headings"] = Field(
         default="files",
-        description="What a document is: a file, what is between two blank lines, or what goes from one "
+        description="Unit of a document: a file, a paragraph (between blank lines), or the text from one "
         "`= Title =` line to the next, as in WikiText.",
     )
 
@@ -104,8 +106,10 @@ class PlainTextSettings(Settings):
 class DatasetSettings(Settings):
     """A data set of the Hugging Face hub or saved by its library (format `datasets`)."""
 
-    config: str | None = Field(default=None, description="Which configuration, where the hub has several.")
-    revision: str | None = Field(default=None, description="Which commit, branch or tag of the hub.")
+    config: str | None = Field(
+        default=None, description="Name of the configuration, where the hub has several."
+    )
+    revision: str | None = Field(default=None, description="Commit, branch or tag of the hub.")
     splits: dict[str, Literal["train", "validation", "test"]] | list[str] | None = Field(
         default=None, description="Splits to read: a list, or a mapping to train, validation and test."
     )
@@ -116,23 +120,30 @@ class ColumnSettings(Settings):
 
     text: str | list[str] = Field(
         default="text",
-        description="The text; of several columns, or of a list of texts, joined by line breaks.",
+        description="Column of the text. Several columns, or a list of texts, are joined by line breaks.",
     )
-    text_pair: str | None = Field(default=None, description="The second text, where rows are pairs of texts.")
-    labels: str | None = Field(default=None, description="A label of the document, or a list of them.")
+    text_pair: str | None = Field(default=None, description="Column of the second text of a pair.")
+    labels: str | None = Field(default=None, description="Column of the document's label or list of labels.")
     separator: Annotated[str, Field(min_length=1)] | None = Field(
-        default=None, description="What stands between several labels in one field of text: ; in I10;E11.9."
+        default=None, description="Separator of several labels in one field: ; in I10;E11.9."
     )
-    tokens: str | None = Field(default=None, description="Tokens instead of a text; needs `tags`.")
-    tags: str | None = Field(default=None, description="A chunk tag (B-x, I-x, O) a token.")
-    id: str | None = Field(default=None, description="Unique; the number of the row when null.")
-    site: str | None = Field(default=None, description="The site it is of.")
+    tokens: str | None = Field(
+        default=None, description="Column of a list of tokens, instead of a text; needs `tags`."
+    )
+    tags: str | None = Field(default=None, description="Column of the tokens' chunk tags (B-x, I-x, O).")
+    id: str | None = Field(
+        default=None, description="Column of a unique document id; the row number if null."
+    )
+    site: str | None = Field(default=None, description="Column of the site.")
     patient: str | None = Field(
-        default=None, description="Whose document it is: one patient's come to one part of the split."
+        default=None,
+        description="Column of the patient. All documents of a patient go to the same part of the split.",
     )
-    split: str | None = Field(default=None, description="The part of the split: train, validation or test.")
+    split: str | None = Field(
+        default=None, description="Column of the part of the split: train, validation or test."
+    )
     names: list[str] | None = Field(
-        default=None, description="The columns of CSV files that have no header, in order."
+        default=None, description="Column names of CSV files without a header, in order."
     )
 
     def _misfits(self) -> Iterator[SettingError]:
@@ -152,17 +163,18 @@ class LabelSettings(Settings):
     """Which labels of documents are kept."""
 
     keep: Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=None, description="Labels to keep, by name. All if null."
+        default=None, description="Labels to keep, by name; all if null."
     )
     top: Count | Literal["all"] | None = Field(
         default=None,
-        description="Keep so many of the most frequent in the corpus; null is 50 with `mimic`, else all.",
+        description="Keep only this many of the most frequent labels of the corpus. If null, 50 with "
+        "`mimic`, otherwise all.",
     )
     digits: Literal["full", 3] = Field(
         default="full", description="3 shortens ICD-9 codes to their category: 401.9 to 401, E888.9 to E888."
     )
     without_labels: Literal["keep", "drop"] = Field(
-        default="keep", description="Documents that have none of the kept labels."
+        default="keep", description="Keep or drop documents without any of the kept labels."
     )
 
 
@@ -231,22 +243,21 @@ class CorpusSettings(Settings):
 
     format: Annotated[str, AfterValidator(_known_format)] = Field(
         default="synthetic",
-        description="synthetic, datasets, a format of files, the name of an installed package's reader, or "
-        "`package.module:Class`, a reader of one's own.",
+        description="`synthetic`, `datasets`, a file format, the reader of an installed package by its "
+        "name, or a custom reader: `package.module:Class`.",
     )
     path: str | None = Field(
         default=None,
-        description="A file or folder; sub-folders are sites. With `datasets` also an id of the hub.",
+        description="File or folder; sub-folders are sites. With `datasets`, also a Hugging Face hub id.",
     )
     files: Files | None = Field(
         default=None,
-        description="The files or folders of each part, instead of `path`: one, or a list, for each of "
-        "`train`, `validation` and `test`.",
+        description="Files or folders of `train`, `validation` and `test` (one or a list each), instead "
+        "of `path`.",
     )
     patients: str | None = Field(
         default=None,
-        description="A CSV or TSV file of two columns, `document` and `patient`: whose each document is, in "
-        "any format.",
+        description="CSV or TSV file with the columns `document` and `patient`, for any format.",
     )
     synthetic: SyntheticSettings = SyntheticSettings()
     mimic: MimicSettings = MimicSettings()
@@ -257,31 +268,33 @@ class CorpusSettings(Settings):
     dataset: DatasetSettings = DatasetSettings()
     columns: ColumnSettings = ColumnSettings()
     reader: dict[str, Any] = Field(
-        default={}, description="Settings of a reader of one's own (data.format is then its name)."
+        default={}, description="Settings of a custom reader, which data.format names."
     )
     unannotated: Literal["refuse", "skip", "keep"] = Field(
         default="refuse",
-        description="Texts without an annotation file where others have one (i2b2, BRAT), and files without "
-        "labels where others have some (GLUE, SuperGLUE); those that are kept have no annotations.",
+        description="Texts without an annotation file where others have one (i2b2, BRAT), and files "
+        "without labels where others have them (GLUE, SuperGLUE): refuse, skip, or keep as documents "
+        "without annotations.",
     )
     annotates: Annotates = Field(
         default=None,
-        description="Types of mentions and relations and labels that annotators looked for: a list, or a "
-        "mapping from sites to lists, by the names that the run has for them. Of others absence says nothing "
-        "there, and what is marked is left out. When null as the documents say, else all.",
+        description="Labels annotated at each site: a list, or a mapping from sites to lists, by the "
+        "names used in the run. Other labels are treated as unknown there: excluded from the loss and "
+        "from scores. If null, what the documents state, or all labels.",
     )
     types: dict[str, str] | list[str] | None = Field(
-        default=None, description="Mention types to keep: a list, or a mapping to the task's. All if null."
+        default=None,
+        description="Entity types to keep: a list, or a mapping to the names used in the run. All if null.",
     )
     relations: dict[str, str] | list[str] | None = Field(
         default=None,
-        description="Relation types to keep: a list, or a mapping to the task's, where `<modifier>` is the "
-        "type of the relation's modifier. All if null.",
+        description="Relation types to keep: a list, or a mapping to the names used in the run, where "
+        "`<modifier>` stands for the type of the modifier. All if null.",
     )
     modifiers: dict[str, list[str]] | Literal["clinical"] | None = Field(
         default=None,
-        description="Modifier types, by type of main mention, between which relations are kept; `clinical`: "
-        "those of Fed-MedLoRA. All if null.",
+        description="Modifier types by main entity type; only relations between them are kept. `clinical` "
+        "uses those of Fed-MedLoRA. All if null.",
     )
     labels: LabelSettings = LabelSettings()
 
@@ -362,24 +375,24 @@ class DataSettings(CorpusSettings):
 
     not_annotated: Literal["unknown", "absent"] = Field(
         default="unknown",
-        description="What training takes a type or label for that was not looked for in a document "
-        "(`annotates`); `absent` is what is usual, and teaches a model not to find it.",
+        description="How training treats labels that are not annotated in a document (`annotates`): "
+        "unknown, or absent, which teaches the model not to predict them.",
     )
     allow_in_vocabulary: bool = Field(
         default=False,
-        description="Whether model.vocabulary may name files of these data. The list of kept tokens, which "
-        "all sites have, then shows which words occur in them.",
+        description="Allow model.vocabulary to name files of this data. The list of kept tokens is shared "
+        "with all sites and reveals which words occur in them.",
     )
     split: SplitSettings = SplitSettings()
     limit: Count | None = Field(
         default=None,
-        description="For a quick try: so many documents at most of each site and part, those of `external` "
-        "too, drawn by the seed once documents have their parts. All if null.",
+        description="Maximum number of documents per site and part, including `external`, for quick "
+        "tests; drawn with the seed after the split. All if null.",
     )
     external: dict[Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")], CorpusSettings] = Field(
         default={},
-        description="Corpora that are only tested on, by the name that their scores have: all documents of "
-        "each, with the settings of `data` above.",
+        description="Additional test corpora by name: all documents of each are scored, with the settings "
+        "of `data` above.",
     )
 
     def _misfits(self) -> Iterator[SettingError]:

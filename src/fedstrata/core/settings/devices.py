@@ -30,8 +30,8 @@ ONLY_MODE = "default"
 class Mode(Settings):
     """One way a device can work; of a device of your own the only one."""
 
-    teraflops: Positive = Field(description="Peak of float32 arithmetic, 10^12 operations a second.")
-    watts: Positive = Field(description="Power while it computes.")
+    teraflops: Positive = Field(description="Peak float32 performance in 10^12 operations per second.")
+    watts: Positive = Field(description="Power during computation, in watts.")
 
 
 def _jetson() -> dict[str, dict[str, Mode]]:
@@ -107,30 +107,31 @@ class DeviceSettings(Settings):
 
     custom: dict[str, Mode] = Field(
         default_factory=dict,
-        description="Devices of your own: {phone: {teraflops: 0.8, watts: 5}}, the peak in float32.",
+        description="Custom devices: {phone: {teraflops: 0.8, watts: 5}}, with the peak in float32.",
     )
     profiles: str | dict[str, Positive] = Field(
         default={"tx2": 1.0, "nx": 1.0, "agx": 1.0},
-        description="A device that all clients have, or devices with the shares of the clients that do; "
-        "`tx2`, `nx`, `agx` and those of `custom`. Who has which is drawn once.",
+        description="Device of all clients, or a mapping from devices to the fractions of the clients "
+        "that use them: `tx2`, `nx`, `agx` and those of `custom`. Devices are assigned once.",
     )
     mode: str | dict[str, str] = Field(
         default=DRAWN,
-        description="A device's power mode, or modes by device; `drawn` is one of all it has, drawn for each "
-        "client and round.",
+        description="Power mode of the device, or modes by device. `drawn` draws one of a device's modes "
+        "for each client and round.",
     )
-    utilisation: Fraction = Field(default=0.3, description="Share of the peak that training reaches.")
+    utilisation: Fraction = Field(
+        default=0.3, description="Fraction of the peak performance that training reaches."
+    )
     bandwidth: Positive | BandwidthSettings = Field(
         default=BandwidthSettings(),
-        description="Megabits a second in each direction: a number, or {low: 1, high: 100}, drawn uniformly "
-        "for each client and round.",
+        description="Bandwidth in megabits per second in each direction: a number, or {low: 1, high: "
+        "100}, drawn uniformly for each client and round.",
     )
 
     as_model: str | dict[str, Any] | None = Field(
         default=None,
-        description="The model whose operations devices count while the run's own trains: "
-        f"{', '.join(f'`{name}`' for name in SHAPES)}, or a transformers config with its `model_type`; null: "
-        "the run's own.",
+        description="Model whose operations the emulated devices count, instead of the trained model: "
+        f"{', '.join(f'`{name}`' for name in SHAPES)}, or a transformers config with its `model_type`.",
     )
 
     @field_validator("as_model")

@@ -21,27 +21,28 @@ class CorruptSettings(Settings):
     """Clients whose training is corrupt in every round, as noise or as an attack (simulated)."""
 
     share: Part = Field(
-        default=0.0, description="Share of the clients that is corrupt, rounded up; who is drawn by the seed."
+        default=0.0, description="Fraction of the clients that are corrupt, rounded up; drawn with the seed."
     )
     clients: Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=None, description="The corrupt clients by name, in place of `share`."
+        default=None, description="Names of the corrupt clients, instead of `share`."
     )
     kind: Literal["shuffled_labels", "shuffled_tokens", "label_flips", "gaussian", "sign_flip", "scale"] = (
         Field(
             default="shuffled_labels",
-            description="Of the training examples: targets or tokens in another order, or each class for "
-            "another. Of the change: noise in its place, its negative, or a multiple.",
+            description="`shuffled_labels` and `shuffled_tokens` permute the targets or tokens of training "
+            "examples; `label_flips` replaces each class by another one. `gaussian`, `sign_flip` and `scale` "
+            "replace the update by noise, negate it or multiply it.",
         )
     )
     strength: Positive | None = Field(
         default=None,
-        description="What the change is multiplied with (`gaussian`: how large the noise is, in units of the "
-        "change); 1 if null, with `scale` 10.",
+        description="Factor that the update is multiplied with (`gaussian`: the noise in units of the "
+        "update); if null, 10 with `scale` and 1 otherwise.",
     )
     portion: Fraction = Field(
         default=1.0,
-        description="Share of a corrupt client's training examples that is corrupt (kinds of the training "
-        "examples); which ones is drawn by the seed.",
+        description="Fraction of a corrupt client's training examples that are corrupted (kinds that "
+        "corrupt training examples); drawn with the seed.",
     )
 
     def _misfits(self) -> Iterator[SettingError]:
@@ -83,11 +84,11 @@ class BootstrapSettings(Settings):
 
     instances: Count | None = Field(
         default=None,
-        description="Documents in a draw, never more than there are; as many as there are if null.",
+        description="Documents per bootstrap sample; all documents if null.",
     )
-    resamples: Annotated[int, Field(ge=2)] = Field(default=2_000, description="Draws.")
+    resamples: Annotated[int, Field(ge=2)] = Field(default=2_000, description="Number of bootstrap samples.")
     level: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        default=0.95, description="Share of the draws' scores that an interval holds."
+        default=0.95, description="Confidence level of the intervals."
     )
 
 
@@ -95,43 +96,51 @@ class FederationSettings(Settings):
     """The rounds, and what happens when clients are lost to one."""
 
     rounds: Annotated[int, Field(ge=0)] = Field(
-        default=10, description="0 scores the model as it is, without any training (zero-shot)."
+        default=10, description="Number of rounds. 0 evaluates the model without training (zero-shot)."
     )
-    sample: Fraction = Field(default=1.0, description="Share of the clients that takes part in a round.")
+    sample: Fraction = Field(
+        default=1.0, description="Fraction of the clients that are sampled in each round."
+    )
     min_clients: Count | None = Field(
         default=None,
-        description="Clients of a round that must deliver; the run stops when failures leave fewer. "
-        "When null, every one that does not drop out must.",
+        description="Minimum number of clients that must return an update in a round; with fewer, the run "
+        "stops. If null, every sampled client that does not drop out must.",
     )
     dropout: Part = Field(
         default=0.0,
-        description="Chance of each sampled client to be lost to a round once it has the plan (simulated: it "
-        "does not train). A round left with fewer than `min_clients`, or none, changes nothing.",
+        description="Probability that a sampled client drops out of a round (simulated: it does not "
+        "train). A round with fewer than `min_clients` updates, or none, leaves the model unchanged.",
     )
     evaluate_every: Count = Field(
         default=1,
-        description="Rounds between scorings of the validation split; the test split is scored at the end.",
+        description="Rounds between evaluations on the validation split. The test split is evaluated at "
+        "the end.",
     )
     score_clients: bool = Field(
         default=False,
-        description="Also score each client's model as its local training leaves it, on all clients' "
-        "documents: of the validation split when that is scored, in the last round of the test split too.",
+        description="Also evaluate each client's model after local training, on the documents of all "
+        "clients: on the validation split whenever it is evaluated, and on the test split in the last "
+        "round.",
     )
     score_everywhere: bool | Literal["auto"] = Field(
         default="auto",
-        description="Where every client has a model of its own: at the end score each on the documents of "
-        "all clients too, as the global scores. auto does so with 20 clients or fewer.",
+        description="With personal models: evaluate each at the end on the documents of all clients too, "
+        "as for the global scores. `auto` does so with up to 20 clients.",
     )
     metric: str | None = Field(
-        default=None, description="The score a run is judged by, for example `f1/drug`; the task's if null."
+        default=None,
+        description="Metric that selects the best model, for example `f1/drug`; the task's main metric if "
+        "null.",
     )
     floors: bool = Field(
         default=True,
-        description="Beside the test score what takes no training: the task's floors, made of each client's "
-        "own documents, and the model as it was at first, for which the test split is scored once more.",
+        description="Report trivial baselines next to the test score: those of the task, computed from "
+        "each client's own documents, and the untrained model, which is evaluated once on the test split.",
     )
     bootstrap: BootstrapSettings | None = Field(
-        default=None, description="Intervals around the test scores; {} for Fed-MedLoRA's draws."
+        default=None,
+        description="Bootstrap confidence intervals of the test scores; {} uses the defaults, those of "
+        "Fed-MedLoRA.",
     )
     corrupt: CorruptSettings = CorruptSettings()
 

@@ -14,12 +14,12 @@ Separator = Annotated[str, Field(min_length=1, max_length=1)]
 class ConllSettings(Settings):
     """Columns of tagged tokens (format `conll`)."""
 
-    token: Count = Field(default=1, description="The column of the tokens, counted from 1.")
-    tag: Count | Literal["last"] = Field(default="last", description="The column of the chunk tags.")
+    token: Count = Field(default=1, description="Column of the tokens, counted from 1.")
+    tag: Count | Literal["last"] = Field(default="last", description="Column of the chunk tags.")
     separator: Separator | None = Field(
         default=None,
-        description="The character between two columns; a blank stands for any number of them. When null: "
-        "tabs, or blanks in a file whose first token line has no tab.",
+        description="Column separator; a blank stands for any number of blanks. If null: tabs, or blanks "
+        "in a file whose first token line has no tab.",
     )
 
     def _misfits(self) -> Iterator[SettingError]:
@@ -31,45 +31,48 @@ class RelationTableSettings(Settings):
     """Tables of pairs of mentions, a pair a row (format `relation_table`)."""
 
     names: Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=None, description="The columns of files that have no header, in order."
+        default=None, description="Column names of files without a header, in order."
     )
     separator: Separator | None = Field(
         default=None,
-        description="The character between two columns, where quotation marks are plain characters. When "
-        "null: commas and quoted fields in `.csv`, tabs in `.tsv`, and `|` in others.",
+        description="Column separator; quotation marks are then plain characters. If null: commas with "
+        "quoted fields in `.csv`, tabs in `.tsv`, and `|` in other files.",
     )
     text: str = Field(
-        default="text", description="The column of the text; rows of one text are one document."
+        default="text", description="Column of the text. Rows with the same text are one document."
     )
-    head: str = Field(default="head", description="The column of the main mention's words.")
-    tail: str = Field(default="tail", description="The column of the other mention's words.")
+    head: str = Field(default="head", description="Column of the main mention's words.")
+    tail: str = Field(default="tail", description="Column of the other mention's words.")
     head_start: str | None = Field(
-        default=None, description="The column of the head's first character, from 0; if one, then all four."
+        default=None,
+        description="Column of the first character of the head, counted from 0. Set all four offset "
+        "columns, or none.",
     )
-    head_end: str | None = Field(default=None, description="The column of one past its last character.")
-    tail_start: str | None = Field(default=None, description="The same of the tail.")
-    tail_end: str | None = Field(default=None, description="The same of the tail.")
+    head_end: str | None = Field(default=None, description="Column of the end of the head (exclusive).")
+    tail_start: str | None = Field(default=None, description="Column of the first character of the tail.")
+    tail_end: str | None = Field(default=None, description="Column of the end of the tail (exclusive).")
     relation: str | None = Field(
         default=None,
-        description="The column of the relation's type; where it is empty there is none between the two.",
+        description="Column of the relation type; an empty value means no relation.",
     )
     id: str | None = Field(
         default=None,
-        description="The column of what a text is from; several texts of one are numbered. The file's name "
-        "and a number when null.",
+        description="Column of the source document; several texts of one document are numbered. The file "
+        "name and a number if null.",
     )
     patient: str | None = Field(
-        default=None, description="The column of whose it is: one patient's come to one part of the split."
+        default=None,
+        description="Column of the patient. All documents of a patient go to the same part of the split.",
     )
-    head_type: str = Field(default="head", min_length=1, description="The type of heads.")
-    tail_type: str = Field(default="tail", min_length=1, description="The type of tails.")
+    head_type: str = Field(default="head", min_length=1, description="Entity type of heads.")
+    tail_type: str = Field(default="tail", min_length=1, description="Entity type of tails.")
     relation_type: str = Field(
-        default="related", min_length=1, description="The type of relations, where no column says it."
+        default="related", min_length=1, description="Relation type, where no column has it."
     )
     unfound: Literal["refuse", "skip"] = Field(
         default="refuse",
-        description="Rows whose mentions cannot be told in the text; `skip` leaves such a text out, with all "
-        "its rows, and the log says how many.",
+        description="Rows whose mentions cannot be located in the text: refuse the file, or skip the text "
+        "with all its rows and log the number.",
     )
 
     @property

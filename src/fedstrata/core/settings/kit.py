@@ -24,10 +24,10 @@ _LONGEST_HOST = 253
 class KitSettings(Settings):
     """A kit: a site's names its client and where it calls; the server's, where it listens."""
 
-    federation: Name = Field(description="The name of the federation.")
-    client: Name | None = Field(default=None, description="The site that the kit is for; none: the server.")
-    server: str | None = Field(default=None, description="Where the site calls the server, `HOST:PORT`.")
-    listen: str | None = Field(default=None, description="Where the server listens, `HOST:PORT`.")
+    federation: Name = Field(description="Name of the federation.")
+    client: Name | None = Field(default=None, description="Site of the kit; not set in the server's kit.")
+    server: str | None = Field(default=None, description="Address of the server, `HOST:PORT`.")
+    listen: str | None = Field(default=None, description="Address that the server listens on, `HOST:PORT`.")
 
     def _misfits(self) -> Iterator[SettingError]:
         site, server = self.client is not None, self.server is not None
@@ -42,8 +42,8 @@ class FederationSettings(Settings):
     """What the kits of a federation have in common."""
 
     name: Name
-    server: str = Field(description="Where sites call the server, `HOST:PORT`.")
-    days: Count = Field(le=MOST_DAYS, description="Days for which a certificate holds.")
+    server: str = Field(description="Address of the server, `HOST:PORT`.")
+    days: Count = Field(le=MOST_DAYS, description="Validity of certificates in days.")
 
     def _misfits(self) -> Iterator[SettingError]:
         if fault := address_fault(self.server):

@@ -16,17 +16,17 @@ class TrainedTokenizer(Settings):
     """A tokenizer that is built from the training texts."""
 
     train: Literal["words", "bytes"] = Field(
-        description="`words`: a token a word, with one for all unknown words. `bytes`: byte-level BPE, which "
-        "can spell every text."
+        description="`words`: one token per word, and one for unknown words. `bytes`: byte-level BPE, "
+        "which can encode any text."
     )
     vocabulary: Annotated[int, Field(ge=8)] = Field(
-        default=10_000, description="Most tokens it may have, special ones included."
+        default=10_000, description="Maximum vocabulary size, including special tokens."
     )
-    lower_case: bool = Field(default=False, description="Texts are read in lower case.")
+    lower_case: bool = Field(default=False, description="Convert texts to lower case.")
     split: Literal["punctuation", "blanks"] = Field(
         default="punctuation",
-        description="Where words end: at blanks and punctuation, or at blanks alone, for texts that are "
-        "tokenised already (words).",
+        description="Split words at whitespace and punctuation, or at whitespace only, for texts that are "
+        "already tokenized (train: words).",
     )
 
     def _misfits(self) -> Iterator[SettingError]:
@@ -46,44 +46,51 @@ class ModelSettings(Settings):
 
     name: str = Field(
         default="mini",
-        description="`mini`, a folder, a GGUF file, a hub id, `package:DISTRIBUTION`, or a factory of one's "
-        "own: `package.module:factory`, or the name that an installed package gives it.",
+        description="`mini`, a folder, a GGUF file, a Hugging Face hub id, `package:DISTRIBUTION`, or a "
+        "custom factory: `package.module:factory`, or the name under which an installed package registers "
+        "it.",
     )
     init: Literal["pretrained", "random"] = Field(
-        default="pretrained", description="Whether weights are read, or drawn by the seed."
+        default="pretrained",
+        description="Load pretrained weights, or initialize them randomly with the seed.",
     )
     config: dict[str, Any] = Field(
         default_factory=dict,
-        description="With init random: the transformers config, `model_type` included; else overrides.",
+        description="With random weights, the transformers configuration with its `model_type`; otherwise "
+        "values that override the model's configuration.",
     )
     tokenizer: str | TrainedTokenizer | None = Field(
         default=None,
-        description="Where the tokenizer is, if not with the model; or, with init random, one that is built "
-        "from all clients' training texts: {train: words, vocabulary: 10000}.",
+        description="Folder or hub id of the tokenizer, if it is not stored with the model. With random "
+        "weights also a tokenizer that is built from the training texts of all clients: {train: words, "
+        "vocabulary: 10000}.",
     )
     vocabulary: str | None = Field(
         default=None,
-        description="A file or folder of public text: embedding and head keep only its tokens, those of the "
-        "task's templates and all bytes (BPE tokenizers). The kept tokens are the same at all sites.",
+        description="File or folder of public text. The vocabulary is cut to the tokens of this text, "
+        "those of the task's templates and all bytes (BPE tokenizers only). All sites use the same list "
+        "of tokens.",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        default="float32", description="Of the weights; auto: as they were saved."
+        default="float32", description="Data type of the weights; `auto` keeps the checkpoint's."
     )
     attention: Literal["auto", "eager", "sdpa"] = Field(
-        default="auto", description="How attention is computed; transformers' choice when auto."
+        default="auto", description="Attention implementation; `auto` is the default of transformers."
     )
     quantization: Literal["nf4"] | None = Field(
         default=None,
-        description="Frozen linear layers in 4 bits (QLoRA, with an adapter; needs fedstrata[quantized]).",
+        description="Quantize frozen linear layers to 4 bits (QLoRA; needs an adapter and "
+        "fedstrata[quantized]).",
     )
     revision: str | None = Field(default=None, description="Commit, branch or tag of a hub id.")
     blocks: str | None = Field(
         default=None,
-        description="Where the list of blocks is, `encoder.layers`, in a model in which it is not found.",
+        description="Path of the list of transformer blocks inside the model, for example "
+        "`encoder.layers`, where it is not found automatically.",
     )
     weights: str | None = Field(
         default=None,
-        description="A folder with model.safetensors that is read into what a factory gives.",
+        description="Folder with a model.safetensors file that is loaded into the model of a custom factory.",
     )
 
     @property

@@ -14,20 +14,20 @@ class PartitionSettings(Settings):
 
     by: Literal["site", "iid", "dirichlet", "dirichlet_equal", "quantity", "tokens", "speciality"] = Field(
         default="site",
-        description="A client is a site; or documents are dealt: at random (`iid`), with skewed labels "
-        "(`dirichlet`, and `dirichlet_equal` for clients of equal size) or sizes (`quantity`), by a budget "
-        "of words (`tokens`), or by their dominant type or speciality (`speciality`).",
+        description="`site`: each site is a client. Otherwise documents are assigned to clients: at "
+        "random (`iid`), with skewed labels (`dirichlet`; `dirichlet_equal` for clients of equal size) or "
+        "skewed sizes (`quantity`), by a word budget (`tokens`), or by their dominant entity type or "
+        "specialty (`speciality`).",
     )
-    clients: Count | None = Field(
-        default=None, description="Number of clients; the number of sites when by site."
-    )
+    clients: Count | None = Field(default=None, description="Number of clients; not set with `site`.")
     alpha: Positive = Field(
         default=1.0,
-        description="Concentration of `dirichlet`, `dirichlet_equal` (times each label's share) and "
-        "`quantity`: smaller is more skewed.",
+        description="Concentration parameter of `dirichlet`, `dirichlet_equal` (times the frequency of "
+        "each label) and `quantity`; smaller values are more skewed.",
     )
     lean: Fraction = Field(
-        default=0.8, description="Chance that a document goes to the client of its kind (`speciality`)."
+        default=0.8,
+        description="Probability that a document goes to the client of its specialty (`speciality`).",
     )
 
     def _misfits(self) -> Iterator[SettingError]:

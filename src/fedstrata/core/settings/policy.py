@@ -14,59 +14,61 @@ Names = Annotated[list[str], Field(min_length=1)]
 class SitePolicy(Settings):
     """The bounds of a site; what has no default here and is not set is not bounded."""
 
-    methods: Names | None = Field(default=None, description="Methods that may run.")
+    methods: Names | None = Field(default=None, description="Allowed methods.")
     handlers: Names | None = Field(
         default=None,
-        description="Handlers of these methods that a server may ask for, `train` for example.",
+        description="Allowed handlers of these methods, for example `train`.",
     )
     models: Annotated[list[Fingerprint], Field(min_length=1)] | None = Field(
         default=None,
-        description="Models that may be trained, by the hash of embedding and blocks, which a refusal names.",
+        description="Allowed models, by the hash of embedding and blocks that a refusal reports.",
     )
     model_names: Names | None = Field(
         default=None,
-        description="Models that a server may name, beside `mini` and those of installed packages: folders, "
-        "hub ids and references, of `model.name`, `model.tokenizer` and `model.weights`.",
+        description="Allowed values of `model.name`, `model.tokenizer` and `model.weights` besides `mini` "
+        "and the models of installed packages.",
     )
     rounds: Count | None = Field(
         default=None,
-        description="Most rounds of a run; those that the server named at the join when not set.",
+        description="Maximum number of rounds; if not set, the number that the server announces when the "
+        "site joins.",
     )
     scorings: Count = Field(
-        default=2, description="Most scorings of this site's documents in a round, that of the test included."
+        default=2,
+        description="Maximum number of evaluations of this site's documents per round, including the test.",
     )
     epochs: Count | None = Field(
-        default=None, description="Most passes over the training documents in a round (training.epochs)."
+        default=None, description="Maximum number of local epochs per round (training.epochs)."
     )
     steps: Count | None = Field(
-        default=None, description="Most steps in a round of private training (privacy.steps)."
+        default=None, description="Maximum number of private training steps per round (privacy.steps)."
     )
     megabytes_up: Positive | None = Field(
-        default=None, description="Most that leaves the site in a run, by its ledger; no task begins beyond."
+        default=None,
+        description="Maximum upload of a run, counted in the egress log. No task starts beyond it.",
     )
     hours: Positive | None = Field(
-        default=None, description="After so long since a run's first task here no task of it begins."
+        default=None,
+        description="Maximum time since the first task of a run at this site. No task starts after it.",
     )
     scores: bool = Field(
-        default=True, description="Whether what is counted of held-out documents may leave the site."
+        default=True, description="Allow counts from evaluating held-out documents to leave the site."
     )
     floors: bool = Field(
         default=True,
-        description="Whether what floors count to, which are made of training documents, may leave the site "
-        "(federation.floors).",
+        description="Allow the counts of baselines, which are computed from training documents, to leave "
+        "the site (federation.floors).",
     )
-    secure_aggregation: bool = Field(
-        default=False, description="Whether a run must have privacy.secure_aggregation."
-    )
+    secure_aggregation: bool = Field(default=False, description="Require privacy.secure_aggregation.")
     mechanisms: Annotated[list[Literal["local", "central", "joint"]], Field(min_length=1)] | None = Field(
-        default=None, description="Mechanisms of differential privacy of which a run must have one."
+        default=None, description="Require one of these mechanisms of differential privacy."
     )
     units: Annotated[list[Literal["patient", "document", "window"]], Field(min_length=1)] | None = Field(
-        default=None, description="What may be protected as a whole."
+        default=None, description="Allowed privacy units."
     )
     epsilon: Epsilon | None = Field(
-        default=None, description="Most that a run may spend here, all turns that its noise allows taken."
+        default=None,
+        description="Maximum epsilon that a run may spend at this site, including the retries that its "
+        "noise is calibrated for.",
     )
-    delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        default=None, description="Most delta of that epsilon."
-    )
+    delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(default=None, description="Maximum delta.")

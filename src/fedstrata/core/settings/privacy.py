@@ -25,17 +25,17 @@ class BudgetSettings(Settings):
     """What a site lets be spent of each unit over all runs; the site's own, and no server's."""
 
     path: Annotated[str, Field(min_length=1)] = Field(
-        description="A file of the site's, made by its first run. The key of its pseudonyms lies beside it, "
-        "by the same name with .key (fedstrata keys new FILE.key --pseudonyms)."
+        description="Budget file of the site, created by its first run. The key of its pseudonyms is "
+        "stored next to it, with the suffix .key (fedstrata keys new FILE.key --pseudonyms)."
     )
-    epsilon: Epsilon = Field(description="What the runs together may spend of a unit; composed, not added.")
+    epsilon: Epsilon = Field(description="Total epsilon of each privacy unit over all runs, by composition.")
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] = Field(
-        description="Of that epsilon; the same in all runs of the file."
+        description="Delta of that epsilon; the same in all runs of the file."
     )
     disjoint_sites: bool = Field(
         default=False,
-        description="Whether no patient is at two sites, so that what is spent at a site is all there is. "
-        "If not, equal names at sites that share the file are one patient.",
+        description="State that no patient is at two sites, so that a site's spending is the patient's "
+        "total. Otherwise equal patient names at sites that share the file are counted as one patient.",
     )
 
     def _misfits(self) -> Iterator[SettingError]:
@@ -51,90 +51,100 @@ class PrivacySettings(Settings):
 
     mechanism: Literal["none", "local", "central", "joint"] = Field(
         default="none",
-        description="local: each client clips what a unit of its data does to a step, and adds noise to it. "
-        "central: the server, which is trusted, does so with each client's change. joint: as local, one step "
-        "a round, but each client adds only a share of the noise, which is whole in the masked sum "
-        "(secure_aggregation).",
+        description="`local`: each client clips the contribution of each privacy unit to a step and adds "
+        "noise. `central`: a trusted server does so with each client's update. `joint`: like `local` with "
+        "one step per round, but each client adds only a share of the noise; the sum of the shares is the "
+        "full noise (needs secure_aggregation).",
     )
     unit: Literal["patient", "document", "window"] = Field(
         default="patient",
-        description="What is protected as a whole. window: an example, of which a note has several and a "
-        "patient many, so that the epsilon of a patient is larger.",
+        description="Privacy unit. `window` protects a single training example; a note has several and a "
+        "patient many, so the epsilon of a patient is larger.",
     )
     units: dict[str, Count] | None = Field(
         default=None,
-        description="How many units each client declares to have, which is public; it may have fewer.",
+        description="Number of privacy units that each client declares. The number is public; a client "
+        "may have fewer.",
     )
-    epsilon: Epsilon | None = Field(default=None, description="Of the whole run; the noise follows from it.")
+    epsilon: Epsilon | None = Field(
+        default=None, description="Target epsilon of the whole run. It determines the noise."
+    )
     delta: Annotated[float, Field(gt=0.0, lt=1.0)] | None = Field(
-        default=None, description="Below 1 over the most units that a client declares."
+        default=None,
+        description="Target delta; must be below 1 / (the largest number of units that a client declares).",
     )
     sigma: NotNegative | None = Field(
         default=None,
-        description="Noise in units of `clip`, in place of epsilon, which follows from it. 0 clips only.",
+        description="Noise multiplier: standard deviation of the noise in units of `clip`, instead of "
+        "`epsilon`, which follows from it. 0 only clips.",
     )
     clip: Positive = Field(
-        default=1.0, description="L2 norm that a unit's gradient (central: a client's change) has at most."
+        default=1.0,
+        description="Maximum L2 norm of the gradient of a privacy unit (`central`: of a client's update).",
     )
-    windows: Count = Field(default=4, description="Rows that a step sees of a unit at most, drawn anew.")
+    windows: Count = Field(
+        default=4,
+        description="Maximum number of examples of a privacy unit in one step, drawn anew for each step.",
+    )
     expected_batch: Count | None = Field(
-        default=None, description="Units that a step sees on average; each is drawn by itself."
+        default=None, description="Expected number of privacy units in a step (Poisson sampling)."
     )
     steps: Annotated[int, Field(ge=1, le=MOST_STEPS)] | None = Field(
-        default=None, description="Of a client's local training in a round (mechanism joint: 1)."
+        default=None, description="Steps of local training per round (mechanism `joint`: 1)."
     )
     spare_turns: Annotated[int, Field(ge=0, le=1000)] = Field(
         default=2,
-        description="Turns that a client may be killed in and take again (central: rounds): each has spent "
-        "what a whole one spends, and the noise allows for them.",
+        description="Client tasks (`central`: rounds) that may be interrupted and repeated. Each "
+        "repetition spends as much as a complete one, and the noise is calibrated for them.",
     )
     scores: Literal["none", "summed"] = Field(
         default="none",
-        description="What clients that are processes of their own tell of their validation and test "
-        "documents (mechanism local or joint, secure_aggregation): nothing, or counts that add up; with "
-        "secure_aggregation their sum alone. Epsilon does not cover them.",
+        description="What clients on separate machines report of their validation and test documents "
+        "(mechanism `local` or `joint`, or secure_aggregation): nothing, or counts that are added up; "
+        "with secure_aggregation only their sum. Epsilon does not cover these counts.",
     )
     noise: Literal["secure", "seeded"] = Field(
         default="secure",
-        description="seeded: drawn from the run's seed, the same every time, which is an experiment and no "
-        "protection.",
+        description="Source of the noise. `seeded` draws it from the run's seed, for experiments; it "
+        "gives no protection.",
     )
     secure_aggregation: bool = Field(
         default=False,
-        description="The server learns the sum of a round's updates and nothing of a single one. Goes with "
-        "mechanism none and local, and mechanism joint needs it.",
+        description="The server sees only the sum of a round's updates. Works with mechanisms `none` and "
+        "`local`; mechanism `joint` needs it.",
     )
     colluders: Annotated[int, Field(ge=0, lt=MOST_SITES)] | None = Field(
         default=None,
-        description="Clients of a round that may tell the server their share of the noise (mechanism joint), "
-        "for which the others make up; none: fewer than a third.",
+        description="Number of clients per round that may reveal their share of the noise to the server "
+        "(mechanism `joint`); the other clients add noise to compensate. If null, just below a third of "
+        "the clients.",
     )
     range: Annotated[float, Field(gt=0.0, le=65536.0)] = Field(
         default=1.0,
-        description="Largest change of a number in the first round that is summed (secure_aggregation, not "
-        "with mechanism joint); later 64 times the root mean square of its tensor's last change, and at "
-        "least this.",
+        description="Clipping range of each number in the first sum (secure_aggregation, not with "
+        "mechanism `joint`). Later rounds use 64 times the root mean square of the last change of a "
+        "tensor, and at least this value.",
     )
     ring: Literal[32, 24] = Field(
         default=32,
-        description="Bits in which a number travels (secure_aggregation, not with mechanism joint): 24 are a "
-        "quarter of the bytes less, and round 256 times as coarsely.",
+        description="Bits per number in secure aggregation (not with mechanism `joint`). 24 bits send a "
+        "quarter less and round 256 times more coarsely.",
     )
     weights: Literal["examples", "uniform"] = Field(
         default="examples",
-        description="What a client counts for in a masked sum (secure_aggregation, not with mechanism "
-        "joint): its training examples, as in the method without it, or as much as any other.",
+        description="Weight of a client in a secure sum (not with mechanism `joint`): its number of "
+        "training examples, or the same for all clients.",
     )
     survivors: Annotated[int, Field(ge=LEAST_SITES, le=MOST_SITES)] | None = Field(
         default=None,
-        description="Clients whose updates must be in a sum (secure_aggregation), each of which insists on "
-        "it; none: more than two thirds of those that began, and 3.",
+        description="Minimum number of clients in a secure sum; every client enforces it. If null, more "
+        "than two thirds of the clients that start, and at least 3.",
     )
     budget: BudgetSettings | Literal["unlimited"] | None = Field(
         default=None,
-        description="What may be spent over all runs at this site (mechanism local or joint). If null, "
-        "fedstrata join keeps one in the site's home, of what the first run may spend, and a simulation has "
-        "none. unlimited: no bound but that of each run by itself.",
+        description="Privacy budget of this site over all runs (mechanism `local` or `joint`). If null, "
+        "`fedstrata join` keeps a budget in the site's home, as large as that of the first run, and a "
+        "simulation has none. `unlimited` bounds each run only.",
     )
 
     @property

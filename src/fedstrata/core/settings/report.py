@@ -15,8 +15,9 @@ class ReportSettings(Settings):
 
     small_counts: Literal["auto", "hide", "show"] = Field(
         default="auto",
-        description="Whether counts below 5 of documents, patients and annotations are written as they are, "
-        "or as `< 5`. auto: hide where clients are processes of their own, show in a simulation.",
+        description="Write counts of documents, patients and annotations below 5 as they are (`show`) or "
+        "as `< 5` (`hide`). `auto` hides them when clients run on separate machines and shows them in a "
+        "simulation.",
     )
 
     def hides(self, *, served: bool) -> bool:

@@ -25,22 +25,22 @@ class RunSettings(Settings):
     """A whole run."""
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = Field(
-        default="run", description="What the run, and its directory, is called."
+        default="run", description="Name of the run and of its directory."
     )
-    seed: int = Field(default=0, description="The number that everything random comes from.")
+    seed: int = Field(default=0, description="Random seed.")
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = Field(
-        default="auto", description="cpu, cuda or cuda:1; auto: a GPU if there is one."
+        default="auto", description="cpu, cuda or cuda:N. `auto` uses a GPU if there is one."
     )
     threads: Count | None = Field(
         default=None,
-        description="CPU threads of a client, on which sums depend to the last bit. When null, 1 in a "
-        "simulation; for a server, and where a model is used, torch's choice.",
+        description="CPU threads per client; the last bits of sums depend on it. If null, 1 in a "
+        "simulation, and torch's default on a server and for predictions.",
     )
     workers: Count | Literal["auto", "ray"] = Field(
         default="auto",
-        description="Processes of this machine at which clients compute at once; no number depends on it. "
-        "auto: as many as cores, memory and the clients of a round allow, 1 for a short run. ray: those of a "
-        "Ray cluster, of which each has `threads` of its CPUs.",
+        description="Worker processes that train clients in parallel; results do not depend on it. `auto` "
+        "uses as many as cores, memory and the clients of a round allow, and 1 for a short run. `ray` "
+        "uses the workers of a Ray cluster, each with `threads` CPUs.",
     )
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings()
@@ -48,8 +48,8 @@ class RunSettings(Settings):
     adapter: AdapterSettings | None = Field(
         default=None,
         discriminator="kind",
-        description="Small modules that train in place of the model: {kind: lora}, bottleneck or prefix. "
-        "What the method works with if null.",
+        description="Adapter that trains instead of the full model: {kind: lora}, bottleneck or prefix. "
+        "The method's default if null.",
     )
     task: dict[str, Any] = Field(default_factory=lambda: {"name": USUAL_TASK})
     method: dict[str, Any] = Field(default_factory=lambda: {"name": USUAL_METHOD})
@@ -57,9 +57,9 @@ class RunSettings(Settings):
     federation: FederationSettings = FederationSettings()
     privacy: PrivacySettings = PrivacySettings()
     devices: DeviceSettings | None = Field(
-        default=None, description="Emulated devices and networks; none when null."
+        default=None, description="Emulated devices and networks; null emulates none."
     )
     report: ReportSettings = ReportSettings()
     report_to: list[Literal["tensorboard", "mlflow", "wandb"]] = Field(
-        default_factory=list, description="Experiment trackers; each is an extra of its name."
+        default_factory=list, description="Experiment trackers; each needs the extra of its name."
     )

@@ -45,9 +45,9 @@ class TuneSettings(Settings):
 
     setting: str = Field(description="Dotted path, for example `training.learning_rate`.")
     values: list[bool | int | float | str]
-    seed: int | None = Field(default=None, description="Seed of the runs that choose; the first if null.")
+    seed: int | None = Field(default=None, description="Seed of the tuning runs; the first seed if null.")
     metric: str | None = Field(
-        default=None, description="The best wins; the score runs are judged by if null."
+        default=None, description="Metric that selects the best value; the metric of the runs if null."
     )
 
     @field_validator("values")
@@ -64,34 +64,37 @@ class SweepSettings(Settings):
 
     seeds: list[int] = Field(default_factory=lambda: [0, 1, 2])
     rows: dict[str, dict[str, Any] | None] = Field(
-        default_factory=dict, description="Name of a row to its settings, nested as in a configuration."
+        default_factory=dict, description="Settings of each row by its name, nested as in a configuration."
     )
     grid: dict[str, Any] = Field(
-        default_factory=dict, description="Setting to a list of values; every row with every combination."
+        default_factory=dict, description="Lists of values by setting. Every row runs with every combination."
     )
     only: Annotated[list[str], AfterValidator(_distinct)] = Field(
         default_factory=list,
-        description="Rows to run, as the table names them; all if empty. What has run in the folder stays.",
+        description="Rows to run, by their names in the table; all if empty. Finished rows in the folder "
+        "are kept.",
     )
     tune: TuneSettings | None = None
-    columns: list[str] | None = Field(default=None, description="Columns to show; a good choice if null.")
+    columns: list[str] | None = Field(
+        default=None, description="Columns of the table; a default selection if null."
+    )
     baseline: str | None = Field(
         default=None,
-        description="Row, as the table names it, that every other row is compared with: the mean difference "
-        "on the same seeds, with its 95 % interval.",
+        description="Reference row, by its name in the table. Every other row is compared with it: the "
+        "mean difference over the same seeds, with its 95 % confidence interval.",
     )
     p_values: bool = Field(
         default=False,
-        description="Whether each difference to the baseline has a p-value (paired t-test over seeds, "
-        "corrected by Holm's method for the number of rows).",
+        description="Report a p-value for each difference to the reference row (paired t-test over seeds, "
+        "with Holm's correction for the number of rows).",
     )
     floors: Annotated[list[str], AfterValidator(_distinct)] = Field(
         default_factory=list,
-        description="Rows, as the table names them, that show what others must beat: never the best, and "
-        "without a part in the target of time to accuracy.",
+        description="Rows that are trivial baselines, by their names in the table. They are never marked "
+        "as best and do not count for the time to accuracy.",
     )
     allow_different_data: bool = Field(
-        default=False, description="Whether rows may differ in `data`, `partition` and `task`."
+        default=False, description="Allow rows to differ in `data`, `partition` and `task`."
     )
 
     @field_validator("seeds", "columns")

@@ -12,53 +12,55 @@ from fedstrata.core.settings.base import Count, NotNegative, Part, Positive, Set
 class TrainingSettings(Settings):
     """How a client trains; every method uses the same loop."""
 
-    epochs: Count = Field(default=1, description="Passes of a client over its training examples in a round.")
-    batch_size: Count = Field(default=8, description="Examples of a batch.")
-    accumulation: Count = Field(default=1, description="Batches whose gradients are summed before a step.")
+    epochs: Count = Field(default=1, description="Epochs of local training per round.")
+    batch_size: Count = Field(default=8, description="Examples per batch.")
+    accumulation: Count = Field(default=1, description="Batches accumulated before each optimizer step.")
     group_by_length: bool = Field(
         default=False,
-        description="Batches of examples of about the same length: less padding, and less time where lengths "
-        "differ much; which examples meet in a batch is then less a matter of chance.",
+        description="Group examples of similar length into batches. This reduces padding and training "
+        "time, but batches are no longer fully random.",
     )
     optimizer: Literal["adamw", "sgd"] = Field(
-        default="adamw", description="That of a client; it starts anew in every round."
+        default="adamw", description="Optimizer of local training. Its state is reset in every round."
     )
-    learning_rate: Positive = Field(default=5e-4, description="At its highest.")
-    momentum: Part = Field(default=0.0, description="Of `sgd`.")
-    weight_decay: NotNegative = Field(default=0.01, description="Of the optimizer.")
+    learning_rate: Positive = Field(default=5e-4, description="Peak learning rate.")
+    momentum: Part = Field(default=0.0, description="Momentum of `sgd`.")
+    weight_decay: NotNegative = Field(default=0.01, description="Weight decay of the optimizer.")
     schedule: Literal["constant", "linear", "cosine"] = Field(
-        default="constant", description="Within a client's local training of one round."
+        default="constant", description="Learning rate schedule within one round of local training."
     )
-    warmup: Part = Field(default=0.0, description="Share of the steps warmed up.")
+    warmup: Part = Field(default=0.0, description="Fraction of the steps used for linear warmup.")
     clip_norm: Positive | None = Field(
-        default=1.0, description="The norm that a gradient is scaled down to; null: it is left as it is."
+        default=1.0, description="Maximum gradient norm; null disables clipping."
     )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         default="auto",
-        description="Of the arithmetic: bfloat16 autocast on a GPU and float32 on a CPU when auto. "
-        "An x86 processor without AVX-512 is many times slower in bfloat16.",
+        description="Precision of training: bfloat16 autocast or float32. `auto` uses bfloat16 on a GPU "
+        "and float32 on a CPU; x86 CPUs without AVX-512 are many times slower in bfloat16.",
     )
     checkpointing: bool = Field(
         default=False,
-        description="Compute the activations of a block again in its backward pass: less memory, a third "
-        "more time.",
+        description="Recompute activations in the backward pass. This saves memory and costs about a "
+        "third more time.",
     )
-    eval_batch_size: Count = Field(default=32, description="Examples of a batch that is scored.")
+    eval_batch_size: Count = Field(default=32, description="Examples per batch in evaluation.")
     cache: Literal["auto", "on", "off"] = Field(
         default="auto",
-        description="Keep the output of frozen lower blocks on disk; auto where texts are used repeatedly.",
+        description="Cache the output of frozen lower blocks on disk. `auto` does so where texts are used "
+        "more than once.",
     )
     frozen_dropout: Literal["off", "on"] = Field(
         default="off",
-        description="Whether frozen blocks and a frozen embedding have dropout while others train; "
-        "off: they run as in evaluation, so that their output can be kept.",
+        description="Apply dropout in frozen blocks and a frozen embedding during training. `off` runs "
+        "them as in evaluation, so that their output can be cached.",
     )
     cache_dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        default="auto", description="In what it is kept: auto as the blocks give it, which is exact."
+        default="auto", description="Data type of cached activations; `auto` is lossless."
     )
     cache_gigabytes: Positive = Field(
         default=20.0,
-        description="Disk it may take, all clients of a run together; without it where it is less.",
+        description="Maximum disk space of the cache, for all clients of a run together. Training "
+        "continues uncached where less is available.",
     )
 
     def _misfits(self) -> Iterator[SettingError]:

@@ -95,10 +95,10 @@ class InstructionTask(CausalTask):
     """Base of the tasks in which a causal language model writes an answer to an instruction."""
 
     chat: Literal["auto", "never"] = Field(
-        default="auto", description="Whether the tokenizer's chat template is used where it has one."
+        default="auto", description="Use the tokenizer's chat template where it has one."
     )
     loss_on: Literal["response", "full"] = Field(
-        default="response", description="Which tokens the loss is taken on: the answer's, or all."
+        default="response", description="Tokens that count in the loss: those of the answer, or all."
     )
 
     generates: ClassVar[bool] = True

@@ -56,9 +56,11 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
 class TemplateFiles(Settings):
     """Instructions of one's own: each a path to a text file, or the text itself if it holds {input}."""
 
-    ner: str | None = Field(default=None, description="For mentions; with {input}, {types}, {definitions}.")
+    ner: str | None = Field(
+        default=None, description="Template for mentions, with {input}, {types} and {definitions}."
+    )
     re: str | None = Field(
-        default=None, description="For modifiers; with {input}, {main}, {types}, {definitions}."
+        default=None, description="Template for modifiers, with {input}, {main}, {types} and {definitions}."
     )
 
 
@@ -67,37 +69,40 @@ class AskingTask(InstructionTask):
 
     name: Literal["extract"] = "extract"
     max_length: Annotated[int, Field(ge=64)] = Field(
-        default=800, description="Tokens of an instruction with its answer; longer sentences are cut."
+        default=800,
+        description="Maximum length of an instruction with its answer in tokens; longer sentences are "
+        "truncated.",
     )
     tasks: Annotated[list[Literal["ner", "re"]], Field(min_length=1)] = Field(
-        default=["ner", "re"], description="What is asked for: mentions (ner), modifiers of a mention (re)."
+        default=["ner", "re"], description="Tasks to learn: mentions (ner), modifiers of a mention (re)."
     )
-    unit: Literal["sentence", "line"] = Field(default="sentence", description="What an instruction is about.")
+    unit: Literal["sentence", "line"] = Field(default="sentence", description="Text unit of an instruction.")
     templates: Literal["full", "short"] | TemplateFiles = Field(
         default="full",
-        description="How it is asked: with task, markup guide and definitions; in a line, which suits small "
-        "models that are fine-tuned; or templates of one's own: {ner: PATH, re: PATH}.",
+        description="Instruction template: `full` with task, markup guide and definitions; `short` with "
+        "one line, for small models that are fine-tuned; or custom templates: {ner: PATH, re: PATH}.",
     )
     mentions: Annotated[list[str], Field(min_length=1)] | Literal["auto"] = Field(
         default="auto",
-        description="Mention types that are asked for; auto: those of the training documents that are not "
-        "only modifiers.",
+        description="Entity types to extract; `auto`: those of the training documents that are not only "
+        "modifiers.",
     )
     modifiers: dict[str, list[str]] | Literal["auto"] = Field(
         default="auto",
-        description="Modifier types that are asked for, by the mention type they modify; auto: those that "
-        "relations of the training documents have.",
+        description="Modifier types to extract, by the entity type that they modify; `auto`: those of the "
+        "relations in the training documents.",
     )
     definitions: dict[str, str] = Field(
-        default={}, description="What a type means, by its name; those of the paper's types are built in."
+        default={},
+        description="Definitions of types by name. The definitions of the paper's types are built in.",
     )
     decoding: Literal["auto", "copy", "free"] = Field(
         default="auto",
-        description="How an answer is written: copy copies the sentence, and the model decides on tags only; "
-        "free writes every token. auto: copy, unless blocks of the model are at a server.",
+        description="`copy` copies the input sentence, and the model decides only on tags; `free` "
+        "generates every token. `auto`: copy, unless blocks of the model are on a server.",
     )
     mentions_only: list[str] = Field(
-        default=[], description="Sites whose training documents serve for mentions only (uneven tasks)."
+        default=[], description="Sites whose training documents are used for mentions only (uneven tasks)."
     )
 
     template_field: ClassVar[str] = INPUT
