@@ -166,12 +166,7 @@ def test_a_dataset_with_splits_keeps_them() -> None:
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [
-        (["a text"], "list of str"),
-        ({"x": [3]}, "list of int"),
-        (3, "int"),
-        ([], "list of nothing"),
-    ],
+    [(["a text"], "list of str"), ({"x": [3]}, "list of int"), (3, "int"), ([], "list of nothing")],
 )
 def test_what_is_no_data_is_refused_by_its_kind(given: Any, named: str) -> None:
     with refused(fs.ConfigurationError, "wrong_type", at="data", values=[f"not {named}"]) as caught:

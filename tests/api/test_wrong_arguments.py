@@ -152,12 +152,7 @@ def test_numbers_of_numpy_and_objects_within_sections_are_plain_values() -> None
         ({"methods": ["fedavg"], "method": "fedprox"}, "method", "no_effect", "methods"),
         ({"methods": ["fedavg"], "seed": 1}, "seed", "no_effect", "seeds"),
         ({"methods": ["fedavg"], "seeds": 3}, "seeds", "wrong_type", "not int"),
-        (
-            {"grid": {"training.learning_rate": 0.1}},
-            "grid.training.learning_rate",
-            "wrong_type",
-            "not float",
-        ),
+        ({"grid": {"training.learning_rate": 0.1}}, "grid.training.learning_rate", "wrong_type", "not float"),
         ({"grid": {"device": "cpu"}}, "grid.device", "wrong_type", "not str"),
         ({"grid": ["a"]}, "grid", "wrong_type", "not list"),
         ({"jobs": 0}, "jobs", "out_of_range", "not 0"),

@@ -149,8 +149,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     [
         *(
             pytest.param(
-                (f"method={{name: {name}}}", "data.split.server=2"),
-                marks=[] if name in TELLING else [SLOW],
+                (f"method={{name: {name}}}", "data.split.server=2"), marks=[] if name in TELLING else [SLOW]
             )
             for name in METHODS
             if name not in (*SIZES_VARY, DRAWN)

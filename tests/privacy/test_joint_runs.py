@@ -38,12 +38,7 @@ JOINT = (
     "federation.min_clients=1",
     "threads=1",
 )
-LOCAL = (
-    *JOINT,
-    "privacy.mechanism=local",
-    "privacy.secure_aggregation=false",
-    "privacy.steps=1",
-)
+LOCAL = (*JOINT, "privacy.mechanism=local", "privacy.secure_aggregation=false", "privacy.steps=1")
 PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federation.rounds=1")
 QUIET = "privacy.sigma=0"
 

@@ -128,10 +128,7 @@ def test_the_divergence_of_a_vector_is_bounded_by_its_two_norms(
 
 
 @given(
-    variance=st.floats(1, 300),
-    moved=st.integers(1, 8),
-    rate=st.floats(1e-3, 0.999),
-    order=st.integers(2, 16),
+    variance=st.floats(1, 300), moved=st.integers(1, 8), rate=st.floats(1e-3, 0.999), order=st.integers(2, 16)
 )
 def test_subsampling_is_exact_and_the_other_direction_is_smaller(
     variance: float, moved: int, rate: float, order: int

@@ -345,11 +345,7 @@ def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: An
     text = (low.parent / "page.html").read_text(encoding="utf-8")
     assert re.findall(r"<strong>([^<]*)</strong>", text) == ["0.900", "0.600", "0.600", "0.500"]
     page = Page(text)
-    assert rows(page, 2) == {
-        "setting": ["low", "high"],
-        "method.name": ["x", "y"],
-        "method.top": ["2", "-"],
-    }
+    assert rows(page, 2) == {"setting": ["low", "high"], "method.name": ["x", "y"], "method.top": ["2", "-"]}
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -420,9 +416,7 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
 @pytest.mark.usefixtures("without_figures")
 def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> None:
     run = run_tiny(
-        "method={name: fedmedlora_plus, cap: 0.4}",
-        "data.split.server=3",
-        "data.synthetic.notes=18",
+        "method={name: fedmedlora_plus, cap: 0.4}", "data.split.server=3", "data.synthetic.notes=18"
     )
     page = report(run.folder)
     (table,) = [table for table in page.tables if table[0][0] == "client"]

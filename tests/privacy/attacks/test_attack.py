@@ -10,14 +10,7 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks import inversion as attack_module
-from fedstrata.privacy.attacks.inversion import (
-    Leakage,
-    Names,
-    Observed,
-    attack,
-    embedding_of,
-    nearest,
-)
+from fedstrata.privacy.attacks.inversion import Leakage, Names, Observed, attack, embedding_of, nearest
 from fedstrata.privacy.attacks.search import can_search, search_states
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends

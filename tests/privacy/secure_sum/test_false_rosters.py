@@ -14,13 +14,7 @@ from support import refused
 from fedstrata.core.errors import FrameError
 from fedstrata.privacy.identity import Identity
 from fedstrata.privacy.secure_sum.client import SumClient
-from fedstrata.privacy.secure_sum.messages import (
-    KeyBundle,
-    ReleasedShares,
-    Roster,
-    Sharers,
-    Survivors,
-)
+from fedstrata.privacy.secure_sum.messages import KeyBundle, ReleasedShares, Roster, Sharers, Survivors
 from fedstrata.privacy.secure_sum.refusals import (
     ForgedKeys,
     ForgedShares,
@@ -258,11 +252,7 @@ def test_a_site_that_its_own_lock_has_not_takes_no_part(federation: Federation) 
 @pytest.mark.claim("security_review#changed-shares")
 @pytest.mark.parametrize(
     "spoil",
-    [
-        lambda own, other: "00" * 92,
-        lambda own, other: other,
-        lambda own, other: other[:2] + own[2:],
-    ],
+    [lambda own, other: "00" * 92, lambda own, other: other, lambda own, other: other[:2] + own[2:]],
     ids=["made", "moved", "changed"],
 )
 def test_a_share_that_the_server_made_or_moved_is_not_held(
