@@ -45,7 +45,7 @@ def leakage(
     weight: float = 1.0,
     sent: int = 1,
     *,
-    known: int = 120,
+    known: int = 60,
     epochs: int = 15,
     searched: int = 0,
     names: Names = "same",

@@ -67,7 +67,7 @@ def test_every_subset_that_drops_out_in_one_exchange(count: int, exchange: str, 
 def test_drop_outs_in_several_exchanges(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:
-    sites = SITES[: data.draw(st.integers(3, 8))]
+    sites = SITES[: data.draw(st.integers(3, 6))]
     moments = st.sampled_from([*EXCHANGES, "never", "never", "never"])
     moment = {site: data.draw(moments) for site in sites}
     lost = {each: tuple(site for site in sites if moment[site] == each) for each in EXCHANGES}
