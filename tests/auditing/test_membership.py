@@ -46,10 +46,10 @@ def audited(*overrides: str, canaries: int = 180, **target: Any) -> Membership:
 
 
 def test_who_is_trained_on_without_any_defence_is_found() -> None:
-    found = audited("method={name: fedavg}", "training.epochs=5")
+    found = audited("method={name: fedavg}", "training.epochs=5", "federation.rounds=1", canaries=90)
     assert audit_report.bound_of(found).epsilon > 1.0
     assert (found.epsilon, found.power, found.unit) == (None, None, "")
-    assert found.updates == 6
+    assert found.updates == 3
     assert "claim: none" in "\n".join(audit_report.words_of(found))
 
 
@@ -81,8 +81,9 @@ def test_a_shadow_run_is_the_run_but_for_coins_and_for_what_clients_draw() -> No
 
 
 def test_scores_of_the_last_model_are_its_losses() -> None:
-    experiment = prepare(read_source(None, [*TINY, NER, *OVERFITTED]))
-    found = audited(*OVERFITTED, canaries=12)
+    own = (*OVERFITTED, "training.epochs=2")
+    experiment = prepare(read_source(None, [*TINY, NER, *own]))
+    found = audited(*own, canaries=12)
     seed = experiment.seed.child("membership", "canaries")
     canaries = make_canaries(experiment.task, experiment.model.tokenizer, ["site-1"], 12, 4, seed)
     final = shadow_losses(with_canaries(experiment, canaries), canaries, experiment.seed)

@@ -82,7 +82,7 @@ def test_rows_at_once_are_rounded_as_they_are_one_by_one(
 ) -> None:
     window = ("privacy.unit=window", "privacy.delta=0.001", "privacy.expected_batch=8")
     units = "privacy.units={site-1: 100, site-2: 100, site-3: 100, site-4: 100}"
-    overrides = (*JOINT, *window, units, "data.synthetic.notes=12", *PLAIN_STEP, QUIET)
+    overrides = (*JOINT, *window, units, "data.synthetic.notes=8", *PLAIN_STEP, QUIET)
     at_once = run_tiny(*overrides, out="at once")
     monkeypatch.setattr(clipping, "rows_together", lambda model, parameters: 1)
     one_by_one = run_tiny(*overrides, out="one by one")
@@ -314,14 +314,12 @@ def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
         prepare(read_source(None, [*TINY, *JOINT, *overrides]))
 
 
+@pytest.mark.slow  # what others assert of layer_skipping
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("{name: ffa_lora}", id="ffa_lora"),
-        *(
-            pytest.param(f"{{name: {name}}}", marks=pytest.mark.slow, id=name)
-            for name in ("fedavg", "fedlora", "fedmedlora", "fedadapter")
-        ),
+        pytest.param(f"{{name: {name}}}", id=name)
+        for name in ("fedavg", "fedlora", "ffa_lora", "fedmedlora", "fedadapter")
     ],
 )
 def test_methods_that_may(run_once: RunTiny, method: str) -> None:

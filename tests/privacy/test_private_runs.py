@@ -67,7 +67,7 @@ def test_every_method_is_said_to_be_private_or_not() -> None:
 
 
 FEW = ("layer_skipping", "centralized")
-"""Of these methods those of the suite that people wait for; test_clipping.py has adapters and dropped blocks."""
+"""Those that people wait for; test_clipping.py has steps with adapters and without some blocks."""
 
 
 @pytest.mark.parametrize(

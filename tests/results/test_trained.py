@@ -62,9 +62,9 @@ def test_a_text_is_known_again_whatever_its_name_case_and_blanks(run: Path, note
     assert TrainedTexts(run / "clients").count(notes) == 0, "a folder that does not know"
 
 
-def test_what_a_run_keeps_of_its_texts_cannot_be_linked(run_tiny: RunTiny, run: Path) -> None:
+def test_what_a_run_keeps_of_its_texts_cannot_be_linked(run_once: RunTiny, run: Path) -> None:
     """Hashes have a key of their own in each run, and no text is in them."""
-    other = run_tiny(*SHORT).folder
+    other = run_once(*SHORT, "training.learning_rate=1e-9").folder
     one, two = (
         json.loads((own / "documents.json").read_text())["site-1"]["trained_on"] for own in (run, other)
     )
@@ -123,9 +123,9 @@ def test_python_warns_as_the_commands_do(run: Path, notes: list[fs.Document], tm
 
 
 def test_a_model_of_one_clients_own_was_trained_on_its_documents_alone(
-    run_tiny: RunTiny, notes: list[fs.Document]
+    run_once: RunTiny, notes: list[fs.Document]
 ) -> None:
-    alone = run_tiny(*SHORT, "method={name: local_only}").folder
+    alone = run_once(*SHORT, "method={name: local_only}").folder
     there, elsewhere = (
         [note for note in notes if (note.site == "site-1") == own and note.id in ids(alone, "train")]
         for own in (True, False)
