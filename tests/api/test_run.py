@@ -77,13 +77,13 @@ def test_a_run_that_ends_leaves_no_text_of_documents_that_are_objects(
 ) -> None:
     """It is resumed with the same documents, and with no others."""
     texts = {document.text for own in notes.values() for document in own}
-    result = fs.run(data=notes, task="ner", method="fedavg", rounds=1, out="run", **tiny())
+    result = fs.run(data=notes, task="ner", method="fedavg", rounds=0, out="run", **tiny())
     assert files_with(texts, Path("run")) == []
     assert not (result.folder / "inputs").exists()
     for wrong in ({}, {"data": {site: own[1:] for site, own in notes.items()}}):
         with pytest.raises(fs.FedstrataError):
-            fs.resume("run", rounds=2, progress=False, **wrong)
-    assert len(fs.resume("run", rounds=2, progress=False, data=notes).history) == 2
+            fs.resume("run", rounds=1, progress=False, **wrong)
+    assert len(fs.resume("run", rounds=1, progress=False, data=notes).history) == 1
     assert files_with(texts, Path("run")) == []
 
 
@@ -91,7 +91,7 @@ def test_documents_are_kept_where_it_is_asked_for_and_for_their_owner_alone(
     notes: dict[str, list[fs.Document]],
 ) -> None:
     """And a run goes on with what it began with alone."""
-    given = {"data": notes, "task": "ner", "method": "fedavg", "rounds": 1, "out": "run", **tiny()}
+    given = {"data": notes, "task": "ner", "method": "fedavg", "rounds": 0, "out": "run", **tiny()}
     result = fs.run(**given, keep_documents=True)
     kept = result.folder / "inputs" / "documents.jsonl"
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
@@ -102,11 +102,11 @@ def test_documents_are_kept_where_it_is_asked_for_and_for_their_owner_alone(
     with refused(fs.ConfigurationError, "exists", at="out", values=["fedstrata.resume"]):
         fs.run(**given)
     with refused(fs.ConfigurationError, "exists", at="data", values=["run"]):
-        fs.resume("run", rounds=2, progress=False, data=notes)
+        fs.resume("run", rounds=1, progress=False, data=notes)
     assert {path: path.stat().st_mtime_ns for path in Path("run").rglob("*")} == before
     with refused(fs.ConfigurationError, "changed", at="training.learning_rate"):
         fs.resume("run", settings={"training.learning_rate": 1.0}, progress=False)
-    assert len(fs.resume("run", rounds=2, progress=False).history) == 2
+    assert len(fs.resume("run", rounds=1, progress=False).history) == 1
     assert not kept.exists()
 
 

@@ -67,7 +67,9 @@ def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
 
 def test_a_shadow_run_is_the_run_but_for_coins_and_for_what_clients_draw() -> None:
     """Of the same coins and draws it is the run itself, though another was made with the model before."""
-    experiment = prepare(read_source(None, [*TINY, NER, *SMALL, private(0.5, sites=1), SGD]))
+    experiment = prepare(
+        read_source(None, [*TINY, NER, *SMALL, private(0.5, sites=1), "privacy.steps=2", SGD])
+    )
     made = (experiment.task, experiment.model.tokenizer, ["site-1"], 20, 4)
     canaries = make_canaries(*made, experiment.seed.child("canaries"))
     inside = with_canaries(experiment, canaries)
@@ -268,7 +270,7 @@ def test_an_audit_spends_of_a_budget_as_a_run_does_and_ends_there(tmp_path: Path
     PseudonymKey.create(tmp_path / "budget.key")
     path = tmp_path / "budget.db"
     budget = f"privacy.budget={{path: {path}, epsilon: 100, delta: 0.001, disjoint_sites: true}}"
-    own = (private(1.0), "privacy.noise=secure", "privacy.spare_turns=1", budget)
+    own = (private(1.0), "privacy.noise=secure", "privacy.spare_turns=1", "privacy.steps=2", budget)
     audited(*own, "federation.rounds=1", canaries=30)
     _, book = read_budget(path)
     assert [(each.client, each.reserved, each.begun) for each in book.accounts.values()] == [

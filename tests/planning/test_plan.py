@@ -48,10 +48,6 @@ DRAWN = "droppeft"
 """Which blocks have run, so that they are sent, is drawn."""
 
 
-TELLING = ("fl_llama",)
-"""Methods with messages of their own in a plan; a run of any other is planned as those of the fast cases."""
-
-
 REPORTING = ("layer_skipping", "fedtlu", "local_only", "flora")
 """Methods of which the report is written too, which takes as long as the run."""
 
@@ -148,9 +144,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     "overrides",
     [
         *(
-            pytest.param(
-                (f"method={{name: {name}}}", "data.split.server=2"), marks=[] if name in TELLING else [SLOW]
-            )
+            pytest.param((f"method={{name: {name}}}", "data.split.server=2"), marks=SLOW)
             for name in METHODS
             if name not in (*SIZES_VARY, DRAWN)
         ),
@@ -404,7 +398,7 @@ def test_a_run_of_one_client_without_validation_is_planned_and_warned_of() -> No
 
 
 def test_the_score_a_run_is_judged_by_can_be_named(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.metric=recall/problem")
+    run = run_tiny("federation.metric=recall/problem", "federation.rounds=1")
     assert run.summary["convergence"]["metric"] == "recall/problem"
     rounds = run.of("round")
     assert run.summary["metrics"]["best"]["recall/problem"] == max(

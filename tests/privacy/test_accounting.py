@@ -106,7 +106,7 @@ def test_sigma_of_many_steps_is_found() -> None:
 
 
 def test_sigma_where_almost_no_noise_would_do() -> None:
-    assert sigma_for(1.0, 0.5, 0.01, 1) == 0.001, "delta alone covers a unit that is never seen"
+    assert sigma_for(1.0, 0.02, 0.01, 1) == 0.001, "delta alone covers a unit that is never seen"
     assert sigma_for(1e6, DELTA, 1.0, 1) == pytest.approx(0.001)
     assert sigma_for(1e-3, DELTA, 1.0, 1) == pytest.approx(
         brentq(lambda sigma: gaussian(sigma, 1, DELTA) - 1e-3, 10, 1e5), rel=2e-4

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, RunTiny
+from support import TINY, RunTiny, refused
 
 from fedstrata.core.errors import BudgetSpentError
 from fedstrata.core.settings.source import read_source
@@ -38,6 +38,10 @@ def stopped_and_damaged(folder: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         open_run(read_source(None, [*TINY, *CENTRAL]), folder, listen, resume=False).execute()
+    damage_newest(folder)
+
+
+def damage_newest(folder: Path) -> None:
     newest = max((folder / "checkpoints").iterdir())
     damaged = bytearray(newest.read_bytes())
     damaged[-1] ^= 1
@@ -46,7 +50,7 @@ def stopped_and_damaged(folder: Path) -> None:
 
 @pytest.mark.claim("differential_privacy#noised-means")
 def test_every_mean_that_was_noised_is_charged(run_tiny: RunTiny, tmp_path: Path) -> None:
-    """Rounds 2 and 3 are noised twice: three rounds, one resumption, five means."""
+    """Rounds 2 and 3 are noised twice: three rounds, one resumption, five means. A sixth is not drawn."""
     stopped_and_damaged(tmp_path / "run")
     resumed = run_tiny(out="run", resume=True)
     assert [event["round"] for event in resumed.of("noised")] == [1, 2, 3, 2, 3]
@@ -54,6 +58,11 @@ def test_every_mean_that_was_noised_is_charged(run_tiny: RunTiny, tmp_path: Path
     spent = epsilon_of([Mechanism(1.0, 1.0, 5)], 0.1)
     assert {own["turns"] for own in last["clients"].values()} == {5}
     assert resumed.summary["privacy"]["epsilon"] == pytest.approx(spent)
+    damage_newest(resumed.folder)
+    with refused(BudgetSpentError, "budget_spent", values=["5 means"]):
+        run_tiny(out="run", resume=True)
+    events = read_events(resumed.folder / "record.jsonl")
+    assert [event["round"] for event in events if event["event"] == "noised"] == [1, 2, 3, 2, 3]
 
 
 def test_a_mean_is_recorded_before_it_is_returned() -> None:

@@ -81,8 +81,8 @@ def test_rows_at_once_are_rounded_as_they_are_one_by_one(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = ("privacy.unit=window", "privacy.delta=0.001", "privacy.expected_batch=8")
-    units = "privacy.units={site-1: 100, site-2: 100, site-3: 100, site-4: 100}"
-    overrides = (*JOINT, *window, units, "data.synthetic.notes=8", *PLAIN_STEP, QUIET)
+    three = ("data.synthetic.sites=3", "privacy.units={site-1: 100, site-2: 100, site-3: 100}")
+    overrides = (*JOINT, *window, *three, "data.synthetic.notes=6", *PLAIN_STEP, QUIET)
     at_once = run_tiny(*overrides, out="at once")
     monkeypatch.setattr(clipping, "rows_together", lambda model, parameters: 1)
     one_by_one = run_tiny(*overrides, out="one by one")
@@ -208,7 +208,7 @@ def test_turns_beyond_what_the_noise_allows_are_refused(
 @pytest.mark.parametrize(
     ("changed", "code", "values"),
     [
-        ({"sigma": 0.5}, "not_agreed", ["sigma 0.5 (here 1)"]),
+        pytest.param({"sigma": 0.5}, "not_agreed", ["sigma 0.5 (here 1)"], marks=pytest.mark.slow),
         ({"scale": 1.0}, "not_agreed", ["scale 1 (here"]),
         ({"colluders": 0, "clip": 9.0}, "not_agreed", ["clip 9 (here 1), colluders 0 (here 1)"]),
         (None, "conflict", []),

@@ -176,7 +176,7 @@ def test_the_model_of_one_client(run_once: RunTiny, tmp_path: Path) -> None:
 
 def test_sites_held_out_of_training(run_tiny: RunTiny, tmp_path: Path) -> None:
     held_out = "data.split={test_sites: [site-3]}"
-    done = run_tiny("federation.rounds=1", "method={name: local_only}", held_out)
+    done = run_tiny("federation.rounds=0", "method={name: local_only}", held_out)
     with refused(ConfigurationError, "missing", at="--client", values=["of: site-1, site-2  ["]):
         open_result(done.folder)
     card, readable = exported(done, tmp_path / "out", client="site-1")
@@ -286,7 +286,10 @@ def test_a_lora_is_merged_into_a_plain_model(
     exec(code, {})  # noqa: S102 - the card's own code is what is tested
 
 
-@pytest.mark.parametrize("adapter", ["{kind: lora, rank: 2}", "{kind: bottleneck, width: 4}"])
+@pytest.mark.parametrize(
+    "adapter",
+    ["{kind: lora, rank: 2}", pytest.param("{kind: bottleneck, width: 4}", marks=pytest.mark.slow)],
+)
 def test_an_adapter_alone_names_no_place(run_once: RunTiny, tmp_path: Path, adapter: str) -> None:
     done = run_once("method={name: fedavg}", f"adapter={adapter}", "federation.rounds=1")
     export(

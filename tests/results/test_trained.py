@@ -76,8 +76,7 @@ def test_predict_warns_of_documents_that_were_trained_on(
     run: Path, notes: list[fs.Document], tmp_path: Path
 ) -> None:
     trained = [note for note in notes if note.id in ids(run, "train")]
-    others = [note for note in notes if note.id not in ids(run, "train")]
-    for name, own, count in (("all", notes, len(trained)), ("others", others, 0), ("new", new(notes), 0)):
+    for name, own, count in (("all", notes, len(trained)), ("new", new(notes), 0)):
         write(own, tmp_path / name, "jsonl")
         arguments = (tmp_path / name, "--input-format", "jsonl", "--format", "jsonl")
         shown = called("predict", run, *arguments, "--out", tmp_path / f"{name}-found")

@@ -83,7 +83,7 @@ RUNS = st.lists(st.tuples(STEPS, SIGMAS, RATES), min_size=1, max_size=2)
 
 
 @given(RUNS, RUNS)
-@settings(max_examples=10)
+@settings(max_examples=6)
 def test_both_kinds_together_are_between_either_alone_and_the_sum_of_epsilons(
     local: list[tuple[int, float, float]], jointly: list[tuple[int, float, float]]
 ) -> None:
