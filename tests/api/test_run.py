@@ -32,7 +32,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def notes() -> dict[str, list[fs.Document]]:
     """Documents by site."""
-    return fs.synth(sites=3, notes=12)
+    return fs.synth(sites=2, notes=8)
 
 
 def tiny(**settings: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def test_documents_by_site_are_the_run_that_their_files_are(
     notes: dict[str, list[fs.Document]], call: Call
 ) -> None:
     result = fs.run(data=notes, task="ner", method="fedavg", rounds=1, **tiny())
-    fs.synth(sites=3, notes=12, out="files", format="jsonl")
+    fs.synth(sites=2, notes=8, out="files", format="jsonl")
     data = ["data.format=jsonl", "data.path=files"]
     overrides = [each for each in TINY if not each.startswith(OF_DATA)]
     own = ["task.name=ner", "method={name: fedavg}", "federation.rounds=1"]

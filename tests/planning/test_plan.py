@@ -52,7 +52,6 @@ REPORTING = ("layer_skipping", "fedtlu", "local_only", "flora")
 """Methods of which the report is written too, which takes as long as the run."""
 
 
-DIVIDED = ("method={name: fl_llama}", "data.split.server=2")
 SAMPLED = ("federation.sample=0.34", "training.batch_size=4")
 
 
@@ -155,7 +154,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
         pytest.param(("method={name: fedper}", "data.split.test_sites=[site-3]"), marks=SLOW),
         SAMPLED,
         pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
-        (*SUMMED[:2], "data.synthetic.sites=3"),
+        (*SUMMED[:2], "federation.rounds=1"),
         pytest.param(
             ("method={name: fedtlu, portion: 0.5, selection: exact}", *SUMMED[1:], "federation.sample=0.8"),
             marks=SLOW,
@@ -252,8 +251,12 @@ def test_what_trains_and_travels_is_told_by_part_of_the_model() -> None:
         assert groups[name].bytes_up == groups[name].bytes_down == groups[name].bytes > 0
     assert groups["head"].trainable_parameters == groups["head"].parameters
     assert groups["head"].bytes_up == groups["head"].bytes_down == 0
-    # What is said while a divided model trains is no part of it.
-    assert [group.name for group in plan_tiny(*DIVIDED).groups] == list(groups)
+
+
+@pytest.mark.slow
+def test_what_is_said_while_a_divided_model_trains_is_no_part_of_what_travels_by_group() -> None:
+    whole, divided = plan_tiny(), plan_tiny("method={name: fl_llama}", "data.split.server=2")
+    assert [group.name for group in divided.groups] == [group.name for group in whole.groups]
 
 
 @pytest.mark.slow

@@ -41,6 +41,7 @@ JOINT = (
 LOCAL = (*JOINT, "privacy.mechanism=local", "privacy.secure_aggregation=false", "privacy.steps=1")
 PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federation.rounds=1")
 QUIET = "privacy.sigma=0"
+THREE = ("data.synthetic.sites=3", "privacy.units={site-1: 8, site-2: 8, site-3: 8}")
 
 
 def difference(one: Finished, other: Finished) -> torch.Tensor:
@@ -66,7 +67,8 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:
     """Of clients that each take the step by themselves the mean is the same, up to what rounding declares."""
-    joint, local = run_tiny(*JOINT, *PLAIN_STEP, QUIET), run_once(*LOCAL, *PLAIN_STEP, QUIET)
+    own = (*THREE, *PLAIN_STEP, QUIET)
+    joint, local = run_tiny(*JOINT, *own), run_once(*LOCAL, *own)
     (event,) = joint.of("round")
     declared = float(event["secure_aggregation"]["error"])
     float32 = 4 * 2.0**-23 * max(float(tensor.abs().max()) for tensor in local.state.tensors.values())
@@ -81,8 +83,8 @@ def test_rows_at_once_are_rounded_as_they_are_one_by_one(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = ("privacy.unit=window", "privacy.delta=0.001", "privacy.expected_batch=8")
-    three = ("data.synthetic.sites=3", "privacy.units={site-1: 100, site-2: 100, site-3: 100}")
-    overrides = (*JOINT, *window, *three, "data.synthetic.notes=6", *PLAIN_STEP, QUIET)
+    units = "privacy.units={site-1: 100, site-2: 100, site-3: 100}"
+    overrides = (*JOINT, *window, THREE[0], units, "data.synthetic.notes=6", *PLAIN_STEP, QUIET)
     at_once = run_tiny(*overrides, out="at once")
     monkeypatch.setattr(clipping, "rows_together", lambda model, parameters: 1)
     one_by_one = run_tiny(*overrides, out="one by one")

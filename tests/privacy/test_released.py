@@ -26,7 +26,7 @@ from fedstrata.privacy.released import Released, digest
 from fedstrata.train.local import accumulate, fit, to_device, update_of
 from fedstrata.wire import frame
 
-SECURE = (*(each.replace("noise: seeded", "noise: secure") for each in PRIVATE),)
+SECURE = (*PRIVATE, "privacy.noise=secure", "privacy.steps=1")
 
 
 class Answering(FedAvg):

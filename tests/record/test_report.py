@@ -148,8 +148,9 @@ def test_a_report_that_cannot_be_written_fails_no_run(
 
 @pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("method", ["local_only", "centralized"])
-def test_personal_and_pooled_methods_have_reports(run_once: RunTiny, method: str) -> None:
-    page = report(run_once("federation.rounds=1", f"method={{name: {method}}}").folder)
+def test_personal_and_pooled_methods_have_reports(write_run: Any, events: Any, method: str) -> None:
+    own = {"personal": method == "local_only", "pooled": method == "centralized"}
+    page = report(write_run(events(method=method, **own)))
     titles = {attributes.get("aria-label") for tag, attributes in page.tags if tag == "svg"}
     assert ("validation f1 by megabytes sent, both ways, all clients" in titles) == (method == "local_only")
     assert ("all documents, own models" in rows(page)) == (method == "local_only")

@@ -88,14 +88,14 @@ def test_predict_warns_of_documents_that_were_trained_on(
 def test_score_warns_where_it_knows_the_run(run: Path, notes: list[fs.Document], tmp_path: Path) -> None:
     write(notes, tmp_path / "gold", "jsonl")
     gold = (tmp_path / "gold", tmp_path / "gold")
-    trained = len(ids(run, "train"))
-    shown = called("score", *gold, "--as", run, "--json", tmp_path / "scores.json")
+    trained, few = len(ids(run, "train")), ("--resamples", 10)
+    shown = called("score", *gold, *few, "--as", run, "--json", tmp_path / "scores.json")
     assert f" {trained} of these {len(notes)} " in shown
     assert json.loads((tmp_path / "scores.json").read_text())["trained_on"] == trained
-    shown = called("score", *gold, "--as", run, "--part", "test", "--json", tmp_path / "test.json")
+    shown = called("score", *gold, *few, "--as", run, "--part", "test", "--json", tmp_path / "test.json")
     assert "warning" not in shown
     assert json.loads((tmp_path / "test.json").read_text())["trained_on"] == 0
-    called("score", *gold, "--json", tmp_path / "unknown.json")
+    called("score", *gold, *few, "--json", tmp_path / "unknown.json")
     assert "trained_on" not in json.loads((tmp_path / "unknown.json").read_text())
 
 
@@ -106,7 +106,7 @@ def test_python_warns_as_the_commands_do(run: Path, notes: list[fs.Document], tm
         "annotate": lambda: result.annotate(notes),
         "texts": lambda: result.predict([note.text for note in notes]),
         "files": lambda: result.predict(tmp_path / "notes", input_format="jsonl", out=tmp_path / "found"),
-        "score": lambda: fs.score(notes, notes, run=run),
+        "score": lambda: fs.score(notes, notes, run=run, resamples=10),
     }
     for name, ask in asked.items():
         with pytest.warns(fs.TrainedOnWarning) as warned:
@@ -117,8 +117,8 @@ def test_python_warns_as_the_commands_do(run: Path, notes: list[fs.Document], tm
     with warnings.catch_warnings():
         warnings.simplefilter("error", fs.TrainedOnWarning)
         result.predict([note.text for note in new(notes)])
-        fs.score(notes, notes, run=run, part="test")
-        fs.score(notes, notes)
+        fs.score(notes, notes, run=run, part="test", resamples=10)
+        fs.score(notes, notes, resamples=10)
 
 
 def test_a_model_of_one_clients_own_was_trained_on_its_documents_alone(
