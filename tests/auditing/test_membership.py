@@ -45,11 +45,12 @@ def audited(*overrides: str, canaries: int = 180, **target: Any) -> Membership:
     return audit_membership(source, Target(canaries, 4, **target), lambda event, facts: None)
 
 
+@pytest.mark.slow  # that updates tell of whom they were made is fast in test_membership_scores.py
 def test_who_is_trained_on_without_any_defence_is_found() -> None:
-    found = audited("method={name: fedavg}", "training.epochs=5", "federation.rounds=1", canaries=90)
+    found = audited("method={name: fedavg}", "training.epochs=5")
     assert audit_report.bound_of(found).epsilon > 1.0
     assert (found.epsilon, found.power, found.unit) == (None, None, "")
-    assert found.updates == 3
+    assert found.updates == 6
     assert "claim: none" in "\n".join(audit_report.words_of(found))
 
 
@@ -65,6 +66,7 @@ def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
     assert audit_report.facts_of(found)["refuted"] is None
 
 
+@pytest.mark.slow  # without noise the same is fast
 def test_a_shadow_run_is_the_run_but_for_coins_and_for_what_clients_draw() -> None:
     """Of the same coins and draws it is the run itself, though another was made with the model before."""
     experiment = prepare(

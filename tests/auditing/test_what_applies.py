@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from figures import draw_only
-from support import TINY, Call
+from support import TINY, Call, RunTiny
 
 from fedstrata.auditing.hidden_states import applicable, own_cuts, why_none
 from fedstrata.auditing.observed_run import observe_round
@@ -61,6 +62,17 @@ def test_no_attack_is_made_that_is_not_named(call: Call, tmp_path: Path, argumen
     assert not (tmp_path / "audits").exists()
 
 
+def test_an_attack_on_what_is_never_sent_is_refused(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
+    run = Path(
+        shutil.copytree(run_once("method={name: fedavg}", "federation.rounds=1").folder, tmp_path / "run")
+    )
+    done = call("attack", "hidden", str(run), *OPTIONS)
+    assert done.status == 2
+    assert "fedavg" in done.err and "--what-if" in done.err
+    assert not [*tmp_path.rglob("hidden.*")]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("reports")
 def test_hidden_states_that_are_never_sent_are_no_finding(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -154,7 +154,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
         pytest.param(("method={name: fedper}", "data.split.test_sites=[site-3]"), marks=SLOW),
         SAMPLED,
         pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
-        (*SUMMED[:2], "federation.rounds=1"),
+        pytest.param(SUMMED, marks=SLOW),
         pytest.param(
             ("method={name: fedtlu, portion: 0.5, selection: exact}", *SUMMED[1:], "federation.sample=0.8"),
             marks=SLOW,
@@ -281,10 +281,15 @@ def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
     assert all(plan.clients[client].steps == count for (_, client), count in steps.items())
 
 
-def test_nothing_is_left_behind_and_a_later_run_is_the_same(
-    run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_run_after_a_plan_is_the_run_before_it(run_tiny: RunTiny, run_once: RunTiny) -> None:
     before = run_once("federation.rounds=1")
+    make_plan(read_source(None, [*TINY, "method={name: local_only}"]), seconds=0.0)
+    after = run_tiny("federation.rounds=1")
+    assert_same_tensors(before.state.tensors, after.state.tensors)
+
+
+def test_a_plan_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "empty"))
@@ -292,8 +297,6 @@ def test_nothing_is_left_behind_and_a_later_run_is_the_same(
     make_plan(read_source(None, [*TINY, "method={name: local_only}"]), seconds=0.0)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not list((tmp_path / "empty").iterdir())
-    after = run_tiny("federation.rounds=1")
-    assert_same_tensors(before.state.tensors, after.state.tensors)
 
 
 def test_the_model_is_as_before_after_a_rehearsal() -> None:
@@ -400,6 +403,7 @@ def test_a_run_of_one_client_without_validation_is_planned_and_warned_of() -> No
     assert "validation documents" in warning
 
 
+@pytest.mark.slow  # that the best round is that of the score is fast in tests/record
 def test_the_score_a_run_is_judged_by_can_be_named(run_tiny: RunTiny) -> None:
     run = run_tiny("federation.metric=recall/problem", "federation.rounds=1")
     assert run.summary["convergence"]["metric"] == "recall/problem"

@@ -88,7 +88,7 @@ def test_coarse_grids_are_above_a_fine_one_and_settled_close_to_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "steps"), [pytest.param(*own, marks=pytest.mark.slow if own[1] > 50 else ()) for own in KNOWN]
+    ("rate", "steps"), [pytest.param(*own, marks=pytest.mark.slow if own[1] > 20 else ()) for own in KNOWN]
 )
 def test_sigma_is_the_least_thousandth_that_keeps_epsilon(rate: float, steps: int) -> None:
     sigma = sigma_for(4.0, DELTA, rate, steps)

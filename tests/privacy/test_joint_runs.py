@@ -79,6 +79,7 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     assert joint.summary["privacy"]["epsilon"] is None
 
 
+@pytest.mark.slow  # rows and their rounding by themselves are fast
 def test_rows_at_once_are_rounded_as_they_are_one_by_one(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

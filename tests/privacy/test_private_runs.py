@@ -488,7 +488,7 @@ TASKS = {
 
 @pytest.mark.parametrize(
     "task",
-    [pytest.param(task, marks=() if task in ("lm", "relations") else pytest.mark.slow) for task in TASKS],
+    [pytest.param(task, marks=() if task == "lm" else pytest.mark.slow) for task in TASKS],
 )
 def test_every_task_has_units(task: str) -> None:
     """Their examples are made of each unit's documents alone; rows at once are the rows one by one."""

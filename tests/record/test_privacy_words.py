@@ -32,7 +32,7 @@ FACTS = {
 PRIVATE = (
     "task.types=[problem, test, treatment, drug]",
     "task.max_length=32",
-    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, epsilon: 8, "
+    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, sigma: 1, "
     "delta: 0.001, expected_batch: 4, steps: 2}",
 )
 

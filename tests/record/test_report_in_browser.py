@@ -116,8 +116,8 @@ def measure(report: Path, *, scheme: str, width: int) -> dict[str, Any]:
 PAGES = ("comparison", "private", "run", "failed", "private comparison")
 
 
-def pages(quick: str) -> list[Any]:
-    """All kinds of pages, of which a person waits for one."""
+def pages(quick: str = "") -> list[Any]:
+    """All kinds of pages, of which a person waits for one at most."""
     return [pytest.param(kind, marks=() if kind == quick else pytest.mark.slow) for kind in PAGES]
 
 
@@ -157,7 +157,7 @@ def private(events: list[dict[str, Any]], epsilon: float) -> list[dict[str, Any]
     return events
 
 
-@pytest.mark.parametrize("kind", pages("comparison"))
+@pytest.mark.parametrize("kind", pages())  # test_report.py looks for what would be asked for
 def test_the_console_stays_empty(kind: str, write_run: Any, events: Any) -> None:
     """The page's policy forbids every request, and the browser says so of each one that is tried."""
     dom, said = browse(report_of(kind, write_run, events))
@@ -165,6 +165,7 @@ def test_the_console_stays_empty(kind: str, write_run: Any, events: Any) -> None
     assert said == []
 
 
+@pytest.mark.slow
 def test_the_console_would_tell(write_run: Any, events: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the test above: a page that does ask for something is noticed."""
     draw_only(monkeypatch)

@@ -80,13 +80,14 @@ def test_the_card_of_a_run_without_privacy_has_no_epsilon(run_once: RunTiny, tmp
     assert "psilon" not in card.text
 
 
-def test_a_card_says_how_much_of_a_long_text_is_read(run_tiny: RunTiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("most", "told"), [("2", True), pytest.param("null", False, marks=pytest.mark.slow)])
+def test_a_card_says_how_much_of_a_long_text_is_read(
+    run_tiny: RunTiny, tmp_path: Path, most: str, told: bool
+) -> None:
     classify = ("task.name=classify", "data.types=null", "federation.rounds=0")
-    for most, told in ((2, True), ("null", False)):
-        run = run_tiny(*classify, f"task.max_windows={most}", out=f"run-{most}")
-        card, _ = exported(run, tmp_path / f"card-{most}")
-        assert "overlapping windows" in card.text
-        assert ("and reads the first 2 alone" in card.text) == told
+    card, _ = exported(run_tiny(*classify, f"task.max_windows={most}"), tmp_path / "card")
+    assert "overlapping windows" in card.text
+    assert ("and reads the first 2 alone" in card.text) == told
 
 
 def test_what_the_card_says_is_what_the_run_did(run_once: RunTiny, tmp_path: Path) -> None:
@@ -276,6 +277,7 @@ def test_every_method_names_its_source(name: str) -> None:
 LORA = ("method={name: fedavg}", "adapter={kind: lora, rank: 2}", "federation.rounds=1")
 
 
+@pytest.mark.slow  # that it can be kept is fast
 def test_a_lora_is_merged_into_a_plain_model(run_once: RunTiny, tmp_path: Path) -> None:
     card, _ = exported(run_once(*LORA), tmp_path / "merged")
     files = {path.name for path in (tmp_path / "merged").iterdir()}

@@ -85,6 +85,7 @@ def test_predict_warns_of_documents_that_were_trained_on(
         assert not any(note.text[:30] in shown for note in own)
 
 
+@pytest.mark.slow  # from Python the same is fast
 def test_score_warns_where_it_knows_the_run(run: Path, notes: list[fs.Document], tmp_path: Path) -> None:
     write(notes, tmp_path / "gold", "jsonl")
     gold = (tmp_path / "gold", tmp_path / "gold")

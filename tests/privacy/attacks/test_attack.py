@@ -145,6 +145,7 @@ def test_the_attack_repeats_from_its_seed(tiny_model: Tiny) -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_a_model_of_few_bits_is_attacked_like_any_other(tiny_model: Tiny) -> None:
     assert leakage(tiny_model, 1, noised(0.0, Seed(1)), dtype="bfloat16").tokens > 0.95
 
