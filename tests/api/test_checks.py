@@ -50,7 +50,7 @@ class Undeclared(fs.methods.FedAvg):
     [
         (Changing(), "settings"),
         pytest.param(Talking(), "'note'", marks=pytest.mark.slow),
-        (Undeclared(), "'secret'"),
+        pytest.param(Undeclared(), "'secret'", marks=pytest.mark.slow),
     ],
 )
 def test_what_is_wrong_with_a_method_is_found(method: Any, said: str) -> None:

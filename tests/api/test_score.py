@@ -196,22 +196,32 @@ def of_test_part(run: Finished, notes: Sequence[fs.Document]) -> list[fs.Documen
     return [note for note in notes if note.id in names]
 
 
-def test_the_numbers_are_those_of_the_run_that_predicted(run: Finished, run_once: RunTiny) -> None:
+@pytest.mark.parametrize(
+    "annotates",
+    [
+        (),
+        pytest.param(
+            ("data.annotates={site-1: [problem], site-2: [drug, test]}",), marks=pytest.mark.slow, id="partly"
+        ),
+    ],
+)
+def test_the_numbers_are_those_of_the_run_that_predicted(
+    run_once: RunTiny, annotates: tuple[str, ...]
+) -> None:
     """Of one whose settings say what is annotated where, too."""
-    annotates = "data.annotates={site-1: [problem], site-2: [drug, test]}"
-    partial = run_once("federation.rounds=1", "training.learning_rate=1e-9", annotates)
+    run = run_once("federation.rounds=1", "training.learning_rate=1e-9", *annotates)
     notes = generate(seed=0, sites=3, notes=12)
-    for own in (partial, run):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", fs.TrainedOnWarning)
-            found = fs.load(own.folder).annotate(notes)
-        (system,) = scored(notes, found, run=own.folder, part="test", resamples=10)["systems"]
-        assert system["mentions"]["scores"] == own.summary["metrics"]["global"]
-        assert system["mentions"]["scores"]["lenient_f1"] > 0.0
-    gold, found = of_test_part(run, notes), of_test_part(run, found)
-    for options in ({"types": NAMES}, {"run": run.folder}):
-        (system,) = scored(gold, found, resamples=10, **options)["systems"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fs.TrainedOnWarning)
+        found = fs.load(run.folder).annotate(notes)
+    every: list[tuple[Any, Any, dict[str, Any]]] = [(notes, found, {"run": run.folder, "part": "test"})]
+    if not annotates:
+        test = (of_test_part(run, notes), of_test_part(run, found))
+        every += [(*test, {"types": NAMES}), (*test, {"run": run.folder})]
+    for gold, own, options in every:
+        (system,) = scored(gold, own, resamples=10, **options)["systems"]
         assert system["mentions"]["scores"] == run.summary["metrics"]["global"]
+        assert system["mentions"]["scores"]["lenient_f1"] > 0.0
 
 
 def test_a_run_and_a_part_that_cannot_be_used_are_refused(run: Finished, tmp_path: Path) -> None:

@@ -152,12 +152,7 @@ def test_numbers_of_numpy_and_objects_within_sections_are_plain_values() -> None
         ({"methods": ["fedavg"], "method": "fedprox"}, "method", "no_effect", "methods"),
         ({"methods": ["fedavg"], "seed": 1}, "seed", "no_effect", "seeds"),
         ({"methods": ["fedavg"], "seeds": 3}, "seeds", "wrong_type", "not int"),
-        (
-            {"grid": {"training.learning_rate": 0.1}},
-            "grid.training.learning_rate",
-            "wrong_type",
-            "not float",
-        ),
+        ({"grid": {"training.learning_rate": 0.1}}, "grid.training.learning_rate", "wrong_type", "not float"),
         ({"grid": {"device": "cpu"}}, "grid.device", "wrong_type", "not str"),
         ({"grid": ["a"]}, "grid", "wrong_type", "not list"),
         ({"jobs": 0}, "jobs", "out_of_range", "not 0"),
@@ -198,7 +193,7 @@ def test_what_a_message_calls_the_annotated_side() -> None:
 def tiny() -> dict[str, Any]:
     """Arguments of a run of seconds on documents that are given."""
     own = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("data.synthetic")}
-    return {"data": fs.synth(sites=2, notes=8), "method": "fedavg", "task": "ner", "rounds": 1} | {
+    return {"data": fs.synth(sites=2, notes=8), "method": "fedavg", "task": "ner", "rounds": 0} | {
         "settings": own,
         **QUIET,
     }
@@ -212,7 +207,7 @@ def test_a_run_is_found_after_it_or_the_working_folder_has_moved(
     monkeypatch.chdir(tmp_path / "below")
     assert list(result.predict(["No fever."]).columns) == ["document", "start", "end", "label", "text"]
     (tmp_path / "run").rename(tmp_path / "below" / "moved")
-    assert len(fs.resume("moved", rounds=2, progress=False).history) == 2
+    assert len(fs.resume("moved", rounds=1, progress=False).history) == 1
 
 
 def test_what_is_asked_of_a_result_in_a_wrong_way(run_once: RunTiny) -> None:

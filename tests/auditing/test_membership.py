@@ -45,6 +45,7 @@ def audited(*overrides: str, canaries: int = 180, **target: Any) -> Membership:
     return audit_membership(source, Target(canaries, 4, **target), lambda event, facts: None)
 
 
+@pytest.mark.slow  # that updates tell of whom they were made is fast in test_membership_scores.py
 def test_who_is_trained_on_without_any_defence_is_found() -> None:
     found = audited("method={name: fedavg}", "training.epochs=5")
     assert audit_report.bound_of(found).epsilon > 1.0
@@ -65,9 +66,12 @@ def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
     assert audit_report.facts_of(found)["refuted"] is None
 
 
+@pytest.mark.slow  # without noise the same is fast
 def test_a_shadow_run_is_the_run_but_for_coins_and_for_what_clients_draw() -> None:
     """Of the same coins and draws it is the run itself, though another was made with the model before."""
-    experiment = prepare(read_source(None, [*TINY, NER, *SMALL, private(0.5, sites=1), SGD]))
+    experiment = prepare(
+        read_source(None, [*TINY, NER, *SMALL, private(0.5, sites=1), "privacy.steps=2", SGD])
+    )
     made = (experiment.task, experiment.model.tokenizer, ["site-1"], 20, 4)
     canaries = make_canaries(*made, experiment.seed.child("canaries"))
     inside = with_canaries(experiment, canaries)
@@ -81,8 +85,9 @@ def test_a_shadow_run_is_the_run_but_for_coins_and_for_what_clients_draw() -> No
 
 
 def test_scores_of_the_last_model_are_its_losses() -> None:
-    experiment = prepare(read_source(None, [*TINY, NER, *OVERFITTED]))
-    found = audited(*OVERFITTED, canaries=12)
+    own = (*OVERFITTED, "training.epochs=2")
+    experiment = prepare(read_source(None, [*TINY, NER, *own]))
+    found = audited(*own, canaries=12)
     seed = experiment.seed.child("membership", "canaries")
     canaries = make_canaries(experiment.task, experiment.model.tokenizer, ["site-1"], 12, 4, seed)
     final = shadow_losses(with_canaries(experiment, canaries), canaries, experiment.seed)
@@ -267,7 +272,7 @@ def test_an_audit_spends_of_a_budget_as_a_run_does_and_ends_there(tmp_path: Path
     PseudonymKey.create(tmp_path / "budget.key")
     path = tmp_path / "budget.db"
     budget = f"privacy.budget={{path: {path}, epsilon: 100, delta: 0.001, disjoint_sites: true}}"
-    own = (private(1.0), "privacy.noise=secure", "privacy.spare_turns=1", budget)
+    own = (private(1.0), "privacy.noise=secure", "privacy.spare_turns=1", "privacy.steps=2", budget)
     audited(*own, "federation.rounds=1", canaries=30)
     _, book = read_budget(path)
     assert [(each.client, each.reserved, each.begun) for each in book.accounts.values()] == [

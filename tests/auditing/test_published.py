@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from support import TINY, Call
+from figures import draw_only
+from support import TINY, Call, RunTiny
 from told import assert_told
 
 from fedstrata.core.settings.source import read_source
@@ -21,21 +23,32 @@ from fedstrata.record.findings import (
 )
 from fedstrata.record.report.attacks import marked
 
-SETTINGS = (*TINY, "method={name: fedavg}")
+FEDAVG = ("method={name: fedavg}", "federation.rounds=1")
+SETTINGS = (*TINY, *FEDAVG)
 PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, epsilon: 8.0, "
+    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, sigma: 1.0, "
     "delta: 0.01, clip: 1.0, expected_batch: 2, steps: 2}",
     "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}",
     "training={optimizer: adamw, learning_rate: 0.001}",
 )
 
 
-@pytest.mark.usefixtures("reports")
+@pytest.fixture
+def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch)
+
+
+@pytest.mark.usefixtures("reports", "without_figures")
 def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, tmp_path: Path) -> None:
     assert call("run", *SETTINGS, *PRIVATE, "name=audited").status == 0
     run = next((tmp_path / "runs").iterdir())
     assert "none was tried on this run" in (run / "privacy.md").read_text()
-    assert "Attack:" not in (run / "report.html").read_text()
+    before = (run / "report.html").read_text()
+    assert "Attack:" not in before
+    assert call("attack", "invert", str(run), "training.optimizer=sgd").status == 0
+    assert not (run / "audits").exists(), "other settings than a run's are not its findings"
+    assert (tmp_path / "audits" / "invert.json").is_file()
+    assert (run / "report.html").read_text() == before
     done = call("attack", "invert", str(run))
     assert done.status == 0, done.err
     assert [own.attack for own in read_findings(run)] == ["invert"]
@@ -48,17 +61,6 @@ def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, t
     before = page
     assert call("report", str(run)).status == 0
     assert (run / "report.html").read_text() == before
-
-
-@pytest.mark.usefixtures("reports")
-def test_other_settings_than_a_runs_are_not_its_findings(call: Call, tmp_path: Path) -> None:
-    assert call("run", *SETTINGS, "name=plain").status == 0
-    run = next((tmp_path / "runs").iterdir())
-    before = (run / "report.html").read_bytes()
-    assert call("attack", "invert", str(run), "training.optimizer=sgd").status == 0
-    assert not (run / "audits").exists()
-    assert (tmp_path / "audits" / "invert.json").is_file()
-    assert (run / "report.html").read_bytes() == before
 
 
 def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path: Path) -> None:
@@ -90,9 +92,10 @@ def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path
     json.loads((tmp_path / "audits" / "span.json").read_text())
 
 
-def test_what_is_not_of_a_run_is_refused_before_anything_is_attacked(call: Call, tmp_path: Path) -> None:
-    assert call("run", *SETTINGS, "name=plain").status == 0
-    run = next((tmp_path / "runs").iterdir())
+def test_what_is_not_of_a_run_is_refused_before_anything_is_attacked(
+    call: Call, run_once: RunTiny, tmp_path: Path
+) -> None:
+    run = Path(shutil.copytree(run_once(*FEDAVG).folder, tmp_path / "run"))
     done = call("attack", "invert", *SETTINGS, "--out", str(run / "audits"))
     assert done.status == 2
     assert_told(done.err, "conflict", values=[run / "audits", "--out"])

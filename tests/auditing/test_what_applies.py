@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from support import TINY, Call
+from figures import draw_only
+from support import TINY, Call, RunTiny
 
 from fedstrata.auditing.hidden_states import applicable, own_cuts, why_none
 from fedstrata.auditing.observed_run import observe_round
@@ -18,7 +20,7 @@ from fedstrata.record.findings import ATTACKS, read_findings
 OPTIONS = ("--front", "1", "--noise", "0", "--texts", "2", "--epochs", "1", "--searched", "4")
 SHORT = (*TINY, "task={name: ner, types: [problem, test, treatment, drug], max_length: 16, stride: 4}")
 PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, epsilon: 8.0, "
+    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, sigma: 1.0, "
     "delta: 0.01, clip: 1.0, expected_batch: 2, steps: 2}",
     "training={optimizer: adamw, learning_rate: 0.001}",
     "federation.rounds=1",
@@ -60,8 +62,22 @@ def test_no_attack_is_made_that_is_not_named(call: Call, tmp_path: Path, argumen
     assert not (tmp_path / "audits").exists()
 
 
+def test_an_attack_on_what_is_never_sent_is_refused(call: Call, run_once: RunTiny, tmp_path: Path) -> None:
+    run = Path(
+        shutil.copytree(run_once("method={name: fedavg}", "federation.rounds=1").folder, tmp_path / "run")
+    )
+    done = call("attack", "hidden", str(run), *OPTIONS)
+    assert done.status == 2
+    assert "fedavg" in done.err and "--what-if" in done.err
+    assert not [*tmp_path.rglob("hidden.*")]
+
+
+@pytest.mark.slow
 @pytest.mark.usefixtures("reports")
-def test_hidden_states_that_are_never_sent_are_no_finding(call: Call, tmp_path: Path) -> None:
+def test_hidden_states_that_are_never_sent_are_no_finding(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     run = tmp_path / "run"
     assert call("run", *SHORT, *PRIVATE, "method={name: fedavg}", "--out", str(run)).status == 0
     before = {file: (run / file).read_bytes() for file in ("report.html", "privacy.md")}

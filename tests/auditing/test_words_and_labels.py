@@ -13,7 +13,7 @@ from fedstrata.auditing.words_and_labels import Inversion, inversions
 from fedstrata.core.settings.source import read_source
 
 PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9}, epsilon: 8.0, delta: 0.01, "
+    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9}, sigma: 1.0, delta: 0.01, "
     "clip: 1.0, expected_batch: 2, steps: 2}",
     "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}",
     "training={optimizer: adamw, learning_rate: 0.001}",

@@ -158,15 +158,7 @@ def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Pa
     arguments = command("compare", "sweep.yaml", "training.clip_norm=null", "--jobs", "1", "--out", "out")
     status, shown = in_terminal(arguments, columns=150, folder=tmp_path)
     assert status == 1
-    for part in (
-        "runs",
-        "sound, seed 0",
-        "broken, seed 0",
-        "1/2",
-        "validation f1",
-        "test f1",
-        "precision",
-    ):
+    for part in ("runs", "sound, seed 0", "broken, seed 0", "1/2", "validation f1", "test f1", "precision"):
         assert part in shown
     assert shown.count("broken, seed 0: failed: ") == 1
     assert "| sound |" not in shown  # Markdown is for files

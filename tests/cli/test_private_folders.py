@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from figures import draw_only
 from support import TINY, RunTiny
 
 PROGRAM = [sys.executable, "-m", "fedstrata"]
@@ -36,7 +37,10 @@ def fedstrata(*arguments: str | Path, folder: Path) -> None:
 
 
 @pytest.mark.claim("security_review#private-folders")
-def test_a_run_leaves_nothing_that_others_may_read(run_tiny: RunTiny) -> None:
+def test_a_run_leaves_nothing_that_others_may_read(
+    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch)
     assert open_to_others(run_tiny("federation.rounds=1", report=True).folder) == []
 
 

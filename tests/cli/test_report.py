@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from markupsafe import Markup
+from figures import draw_only
 from support import Call, RunTiny
 from told import assert_told
 
@@ -12,8 +12,7 @@ from told import assert_told
 def test_one_run_gets_its_report_and_several_a_comparison(
     call: Call, run_once: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for figure in ("curves", "bars", "dots", "ranges", "stacks", "swatch"):  # nearly all of the time
-        monkeypatch.setattr(f"fedstrata.record.report.plots.{figure}", lambda *_, **__: Markup("<svg></svg>"))
+    draw_only(monkeypatch)
     one = shutil.copytree(run_once("federation.rounds=1").folder, tmp_path / "one")
     other = shutil.copytree(one, tmp_path / "other")
     assert call("report", one).out.strip() == f"report: {one / 'report.html'}"

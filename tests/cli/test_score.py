@@ -96,13 +96,7 @@ def test_what_is_shown(tmp_path: Path) -> None:
         ([FOUND, OTHER], ("--gold-format", "i2b2"), "gold", "not_annotated", ["*.con"]),
         ([FOUND, OTHER], ("--types", "fever"), "--types", "not_found", ["'fever'"]),
         ([FOUND, OTHER], ("--types", "[[drug]]"), "--types", "wrong_type", []),
-        (
-            [FOUND, OTHER],
-            ("--types", "{drug: problem, problem: test}"),
-            "--types",
-            "conflict",
-            ["'problem'"],
-        ),
+        ([FOUND, OTHER], ("--types", "{drug: problem, problem: test}"), "--types", "conflict", ["'problem'"]),
         ([FOUND, OTHER], ("--types", "{drug"), "--types", "not_yaml", []),
     ],
 )

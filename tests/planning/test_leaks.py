@@ -21,7 +21,8 @@ from fedstrata.planning.leaks import leak_warnings
 from fedstrata.planning.measurements import Rehearsed, RoundCost, Timed, Turn
 from fedstrata.planning.survey import Survey, survey
 
-SMALL = (*TINY, "data.synthetic.notes=12", "task.max_length=32")
+SMALL = (*TINY, "data.synthetic.notes=6", "task.max_length=32")
+FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=12")
 WIDTH, MOST = 32, 30
 """Numbers that layers read of a token, and tokens whose space can be told from chance."""
 SGD = "training.optimizer=sgd"
@@ -130,7 +131,7 @@ def test_in_a_secure_sum_the_tokens_of_all_its_clients_count() -> None:
 
 def test_of_sums_of_other_clients_in_every_round_the_one_of_fewest_tokens_counts() -> None:
     tokens = [1, 2, 4, 8, 16]
-    overrides = (TOP, SGD, SUMMED, "data.synthetic.sites=5", "federation={rounds: 4, sample: 0.6}")
+    overrides = (TOP, SGD, SUMMED, *FIVE, "federation={rounds: 4, sample: 0.6}")
     estimate = estimate_of(*overrides, tokens=tokens)
     known = dict(zip(estimate.workloads, tokens, strict=True))
     sums = [sum(known[client] for client in clients) for clients in estimate.sampled]
@@ -186,7 +187,7 @@ def test_words_of_an_embedding_that_is_the_output_layer_too_stand_out() -> None:
 
 
 def test_of_many_clients_the_first_are_named() -> None:
-    (warning,) = leaks_of(TOP, SGD, "data.synthetic.sites=7", tokens=[3, 4, 5, 6, 7, 8, 9])
+    (warning,) = leaks_of(TOP, SGD, *FIVE, "data.synthetic.sites=7", tokens=[3, 4, 5, 6, 7, 8, 9])
     assert "(site-1 3, site-2 4, site-3 5, site-4 6, site-5 7 and 2 more)" in warning
 
 

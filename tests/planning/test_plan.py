@@ -27,7 +27,7 @@ from fedstrata.planning.plan import RunPlan, make_plan
 from fedstrata.planning.rehearsal import rehearse
 from fedstrata.planning.survey import padded_tokens, survey
 
-SMALL = (*TINY, "data.synthetic.notes=12", "task.max_length=32")
+SMALL = (*TINY, "task.max_length=32")
 
 
 @cache
@@ -48,15 +48,10 @@ DRAWN = "droppeft"
 """Which blocks have run, so that they are sent, is drawn."""
 
 
-TELLING = ("fedtlu", "fl_llama")
-"""Methods with something of their own in a plan; a run of any other is planned as those of the fast cases."""
-
-
 REPORTING = ("layer_skipping", "fedtlu", "local_only", "flora")
 """Methods of which the report is written too, which takes as long as the run."""
 
 
-DIVIDED = ("method={name: fl_llama}", "data.split.server=2")
 SAMPLED = ("federation.sample=0.34", "training.batch_size=4")
 
 
@@ -126,7 +121,7 @@ def test_a_plan_counts_the_patients_of_each_client_whose_documents_name_them(tmp
     """A patient of several notes once."""
     corpus = [
         note if note.site == "site-1" else replace(note, metadata={})
-        for note in generate(seed=1, sites=2, notes=24, notes_per_patient=3)
+        for note in generate(seed=1, sites=2, notes=16, notes_per_patient=3)
     ]
     write(corpus, tmp_path / "notes", "jsonl")
     data = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
@@ -148,10 +143,7 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
     "overrides",
     [
         *(
-            pytest.param(
-                (f"method={{name: {name}}}", "data.split.server=2"),
-                marks=[] if name in TELLING else [SLOW],
-            )
+            pytest.param((f"method={{name: {name}}}", "data.split.server=2"), marks=SLOW)
             for name in METHODS
             if name not in (*SIZES_VARY, DRAWN)
         ),
@@ -162,9 +154,13 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
         pytest.param(("method={name: fedper}", "data.split.test_sites=[site-3]"), marks=SLOW),
         SAMPLED,
         pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
-        SUMMED,
+        pytest.param(SUMMED, marks=SLOW),
         pytest.param(
-            ("method={name: fedtlu, portion: 0.5, selection: exact}", *SUMMED[1:], "federation.sample=0.8"),
+            (
+                "method={name: fedtlu, portion: 0.5, selection: exact}",
+                *SUMMED[1:],
+                "federation={rounds: 3, sample: 0.8}",
+            ),
             marks=SLOW,
         ),
     ],
@@ -172,7 +168,6 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
 )
 def test_any_run_is_planned_as_it_then_runs(run_tiny: RunTiny, overrides: tuple[str, ...]) -> None:
     reports = any(name in overrides[0] for name in REPORTING) and "federation.sample=0.67" not in overrides
-    overrides = (*overrides, "federation.rounds=3")
     plan = plan_tiny(*overrides)
     run = run_tiny(*SMALL[len(TINY) :], *overrides, report=reports)
     assert plan.model == run.summary["model"]
@@ -230,10 +225,7 @@ def test_drop_outs_and_abandoned_rounds_are_in_the_plan(
 
 
 def test_a_plan_says_where_all_stored_states_will_not_fit() -> None:
-    overrides = (
-        *SAMPLED,
-        "federation.rounds=3",
-    )  # what the rehearsal itself stores of small batches does fit
+    overrides = SAMPLED  # what the rehearsal itself stores of small batches does fit
     plenty = plan_tiny(*overrides)
     half = plenty.disk["caches_bytes"] // 2
     scarce = plan_tiny(*overrides, f"training.cache_gigabytes={half / 1e9}")
@@ -263,8 +255,12 @@ def test_what_trains_and_travels_is_told_by_part_of_the_model() -> None:
         assert groups[name].bytes_up == groups[name].bytes_down == groups[name].bytes > 0
     assert groups["head"].trainable_parameters == groups["head"].parameters
     assert groups["head"].bytes_up == groups["head"].bytes_down == 0
-    # What is said while a divided model trains is no part of it.
-    assert [group.name for group in plan_tiny(*DIVIDED, "federation.rounds=3").groups] == list(groups)
+
+
+@pytest.mark.slow
+def test_what_is_said_while_a_divided_model_trains_is_no_part_of_what_travels_by_group() -> None:
+    whole, divided = plan_tiny(), plan_tiny("method={name: fl_llama}", "data.split.server=2")
+    assert [group.name for group in divided.groups] == [group.name for group in whole.groups]
 
 
 @pytest.mark.slow
@@ -289,10 +285,15 @@ def test_steps_and_who_takes_part_are_those_of_the_run(tmp_path: Path) -> None:
     assert all(plan.clients[client].steps == count for (_, client), count in steps.items())
 
 
-def test_nothing_is_left_behind_and_a_later_run_is_the_same(
-    run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_run_after_a_plan_is_the_run_before_it(run_tiny: RunTiny, run_once: RunTiny) -> None:
     before = run_once("federation.rounds=1")
+    make_plan(read_source(None, [*TINY, "method={name: local_only}"]), seconds=0.0)
+    after = run_tiny("federation.rounds=1")
+    assert_same_tensors(before.state.tensors, after.state.tensors)
+
+
+def test_a_plan_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path / "empty")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "empty"))
@@ -300,8 +301,6 @@ def test_nothing_is_left_behind_and_a_later_run_is_the_same(
     make_plan(read_source(None, [*TINY, "method={name: local_only}"]), seconds=0.0)
     assert torch.equal(torch.get_rng_state(), random_state)
     assert not list((tmp_path / "empty").iterdir())
-    after = run_tiny("federation.rounds=1")
-    assert_same_tensors(before.state.tensors, after.state.tensors)
 
 
 def test_the_model_is_as_before_after_a_rehearsal() -> None:
@@ -408,8 +407,9 @@ def test_a_run_of_one_client_without_validation_is_planned_and_warned_of() -> No
     assert "validation documents" in warning
 
 
+@pytest.mark.slow  # that the best round is that of the score is fast in tests/record
 def test_the_score_a_run_is_judged_by_can_be_named(run_tiny: RunTiny) -> None:
-    run = run_tiny("federation.metric=recall/problem", "training.epochs=2")
+    run = run_tiny("federation.metric=recall/problem", "federation.rounds=1")
     assert run.summary["convergence"]["metric"] == "recall/problem"
     rounds = run.of("round")
     assert run.summary["metrics"]["best"]["recall/problem"] == max(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from private_client import PrivateClient, norm_of, private_client
 
@@ -35,6 +36,7 @@ def kept(*overrides: str) -> PrivateClient:
     return private_client(*overrides)
 
 
+@settings(max_examples=15)
 @given(
     task=st.sampled_from([("task.max_length=64",), TIED]),
     clip=st.sampled_from([1e-3, 1.0, 1e4]),
@@ -96,9 +98,16 @@ def test_the_order_of_windows_and_of_units_does_not_matter() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("clip", [1e-2, 1e9])
-@pytest.mark.parametrize("method", ["{name: layer_skipping, top: 2}", "{name: fedlora}", "{name: fedavg}"])
-@pytest.mark.parametrize("model", MODELS)
+METHODS = ("{name: layer_skipping, top: 2}", "{name: fedlora}", "{name: fedavg}")
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "clip"),
+    [
+        pytest.param(model, method, clip, marks=pytest.mark.slow if clip > 1 and method != METHODS[0] else ())
+        for model, method, clip in product(MODELS, METHODS, (1e-2, 1e9))
+    ],
+)
 def test_rows_at_once_are_the_rows_one_by_one(
     model: str, method: str, clip: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,11 +201,10 @@ def test_no_two_steps_have_the_same_noise() -> None:
 @pytest.mark.parametrize(
     "method",
     [
-        "{name: fedavg}",
         "{name: layer_skipping, top: 1}",
-        "{name: fedlora}",
         "{name: ffa_lora}",
         "{name: droppeft, rates: 0.3}",
+        *(pytest.param(own, marks=pytest.mark.slow) for own in ("{name: fedavg}", "{name: fedlora}")),
     ],
 )
 def test_everything_that_trains_moves(method: str) -> None:

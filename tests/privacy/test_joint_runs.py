@@ -38,14 +38,10 @@ JOINT = (
     "federation.min_clients=1",
     "threads=1",
 )
-LOCAL = (
-    *JOINT,
-    "privacy.mechanism=local",
-    "privacy.secure_aggregation=false",
-    "privacy.steps=1",
-)
+LOCAL = (*JOINT, "privacy.mechanism=local", "privacy.secure_aggregation=false", "privacy.steps=1")
 PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federation.rounds=1")
 QUIET = "privacy.sigma=0"
+THREE = ("data.synthetic.sites=3", "privacy.units={site-1: 8, site-2: 8, site-3: 8}")
 
 
 def difference(one: Finished, other: Finished) -> torch.Tensor:
@@ -71,7 +67,8 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     run_tiny: RunTiny, run_once: RunTiny
 ) -> None:
     """Of clients that each take the step by themselves the mean is the same, up to what rounding declares."""
-    joint, local = run_tiny(*JOINT, *PLAIN_STEP, QUIET), run_once(*LOCAL, *PLAIN_STEP, QUIET)
+    own = (*THREE, *PLAIN_STEP, QUIET)
+    joint, local = run_tiny(*JOINT, *own), run_once(*LOCAL, *own)
     (event,) = joint.of("round")
     declared = float(event["secure_aggregation"]["error"])
     float32 = 4 * 2.0**-23 * max(float(tensor.abs().max()) for tensor in local.state.tensors.values())
@@ -82,12 +79,13 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     assert joint.summary["privacy"]["epsilon"] is None
 
 
+@pytest.mark.slow  # rows and their rounding by themselves are fast
 def test_rows_at_once_are_rounded_as_they_are_one_by_one(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     window = ("privacy.unit=window", "privacy.delta=0.001", "privacy.expected_batch=8")
-    units = "privacy.units={site-1: 100, site-2: 100, site-3: 100, site-4: 100}"
-    overrides = (*JOINT, *window, units, "data.synthetic.notes=12", *PLAIN_STEP, QUIET)
+    units = "privacy.units={site-1: 100, site-2: 100, site-3: 100}"
+    overrides = (*JOINT, *window, THREE[0], units, "data.synthetic.notes=6", *PLAIN_STEP, QUIET)
     at_once = run_tiny(*overrides, out="at once")
     monkeypatch.setattr(clipping, "rows_together", lambda model, parameters: 1)
     one_by_one = run_tiny(*overrides, out="one by one")
@@ -213,7 +211,7 @@ def test_turns_beyond_what_the_noise_allows_are_refused(
 @pytest.mark.parametrize(
     ("changed", "code", "values"),
     [
-        ({"sigma": 0.5}, "not_agreed", ["sigma 0.5 (here 1)"]),
+        pytest.param({"sigma": 0.5}, "not_agreed", ["sigma 0.5 (here 1)"], marks=pytest.mark.slow),
         ({"scale": 1.0}, "not_agreed", ["scale 1 (here"]),
         ({"colluders": 0, "clip": 9.0}, "not_agreed", ["clip 9 (here 1), colluders 0 (here 1)"]),
         (None, "conflict", []),
@@ -319,14 +317,12 @@ def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
         prepare(read_source(None, [*TINY, *JOINT, *overrides]))
 
 
+@pytest.mark.slow  # what others assert of layer_skipping
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param("{name: ffa_lora}", id="ffa_lora"),
-        *(
-            pytest.param(f"{{name: {name}}}", marks=pytest.mark.slow, id=name)
-            for name in ("fedavg", "fedlora", "fedmedlora", "fedadapter")
-        ),
+        pytest.param(f"{{name: {name}}}", id=name)
+        for name in ("fedavg", "fedlora", "ffa_lora", "fedmedlora", "fedadapter")
     ],
 )
 def test_methods_that_may(run_once: RunTiny, method: str) -> None:

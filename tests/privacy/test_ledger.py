@@ -8,6 +8,7 @@ import signal
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Message, Plan, Update
 from fedstrata.engine.local import LocalEngine
-from fedstrata.engine.prepare import prepare
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.privacy.ledger import LOCAL, SEEDED, UNPROTECTED, Ledger, RecordedLine, Turn
 from fedstrata.privacy.ledger_summary import summary_of
 from fedstrata.privacy.ledger_verification import (
@@ -353,13 +354,20 @@ def test_whatever_is_killed_has_taken_down_what_it_sent(tmp_path: Path, number: 
     assert len(lines) == 5 + number - (when != "after it")
 
 
+@cache
+def private_experiment() -> Experiment:
+    """Turns begin with what the server sends, whoever has used its model before."""
+    settings = (METHOD, "privacy.noise=secure", "privacy.steps=1")
+    return prepare(read_source(None, [*TINY, *PRIVATE, *settings]))
+
+
 @pytest.mark.parametrize("when", ["before it", "half way", "after it"])
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_private_turn_that_is_killed_has_spent_and_told_what_it_sent(
     tmp_path: Path, number: int, when: str
 ) -> None:
     """It writes that it has begun, that it has finished, and what leaves."""
-    experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "privacy.noise=secure"]))
+    experiment = private_experiment()
     engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
     engine.workplace.apart = True  # as at a site, whose lines hold hashes of what left
     plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))

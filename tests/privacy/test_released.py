@@ -26,34 +26,31 @@ from fedstrata.privacy.released import Released, digest
 from fedstrata.train.local import accumulate, fit, to_device, update_of
 from fedstrata.wire import frame
 
-SECURE = (*(each.replace("noise: seeded", "noise: secure") for each in PRIVATE),)
+SECURE = (*PRIVATE, "privacy.noise=secure", "privacy.steps=1")
 
 
+def answering(method: type[FedAvg]) -> type[FedAvg]:
+    """Has a class say of its own halves that they are private and may be summed."""
+    method.not_private = lambda self, mechanism: ""  # type: ignore[method-assign]
+    method.not_summed = lambda self: ""  # type: ignore[method-assign]
+    return method
+
+
+@answering
 class Answering(FedAvg):
     """It says that it is private and summed, whatever it does."""
 
     name: Literal["answering"] = "answering"  # type: ignore[assignment]
 
-    def not_private(self, mechanism: str) -> str:
-        return ""
-
-    def not_summed(self) -> str:
-        return ""
-
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         return super().train(plan, client, rng)
 
 
+@answering
 class OwnLoop(Answering):
     """Its clients train by a loop of its own, which neither clips nor adds noise."""
 
     name: Literal["own_loop"] = "own_loop"  # type: ignore[assignment]
-
-    def not_private(self, mechanism: str) -> str:
-        return ""
-
-    def not_summed(self) -> str:
-        return ""
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         model, names = client.model, client.model.layout.all
@@ -68,16 +65,11 @@ class OwnLoop(Answering):
         return update_of(client, model.tensors(names))
 
 
+@answering
 class OwnGradients(Answering):
     """Its clients draw units as private training does, and take gradients without noise."""
 
     name: Literal["own_gradients"] = "own_gradients"  # type: ignore[assignment]
-
-    def not_private(self, mechanism: str) -> str:
-        return ""
-
-    def not_summed(self) -> str:
-        return ""
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         names = client.model.layout.all
@@ -91,17 +83,12 @@ class OwnGradients(Answering):
         return update_of(client, client.model.tensors(names))
 
 
+@answering
 class SomethingElse(Answering):
     """It trains once, privately, and sends something else of the client's."""
 
     name: Literal["something_else"] = "something_else"  # type: ignore[assignment]
     what: Literal["more", "moved", "model", "count"] = "more"
-
-    def not_private(self, mechanism: str) -> str:
-        return ""
-
-    def not_summed(self) -> str:
-        return ""
 
     def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
         update = super().train(plan, client, rng)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from itertools import product
 
 import mpmath
 import numpy as np
@@ -23,13 +25,13 @@ LIMIT = float(stats.norm.isf(ALARM / 2))
 NUMBERS = 4_000_000
 VARIANCES = [LEAST_VARIANCE, 3.7e9, 5.3e13]
 
-SOURCES = {"seeded": lambda: SeededRandomness(Seed(0).child("noise")), "secure": SecureRandomness}
-
-
-@pytest.fixture(params=SOURCES)
-def source(request: pytest.FixtureRequest) -> Randomness:
-    """One of each kind."""
-    return SOURCES[request.param]()
+SOURCES: dict[str, Callable[[], Randomness]] = {
+    "seeded": lambda: SeededRandomness(Seed(0).child("noise")),
+    "secure": SecureRandomness,
+}
+QUICK = (("seeded", VARIANCES[2]), ("secure", VARIANCES[0]))
+"""Each source and both ends of the variances."""
+SLOW = [own for own in product(SOURCES, VARIANCES) if own not in QUICK]
 
 
 def log_bessel(size: int, variance: float) -> mpmath.mpf:
@@ -111,9 +113,11 @@ def test_every_number_of_a_block_is_met_once() -> None:
     assert sorted(numbers) == list(range(-int(noise.width), int(noise.width)))
 
 
-@pytest.mark.parametrize("variance", VARIANCES)
-def test_noise_has_the_distribution(source: Randomness, variance: float) -> None:
-    sample = SkellamNoise(variance).draw(NUMBERS, source)
+@pytest.mark.parametrize(
+    ("source", "variance"), [*QUICK, *(pytest.param(*own, marks=pytest.mark.slow) for own in SLOW)]
+)
+def test_noise_has_the_distribution(source: str, variance: float) -> None:
+    sample = SkellamNoise(variance).draw(NUMBERS, SOURCES[source]())
     scaled = sample / math.sqrt(variance)
     squares = float(scaled @ scaled)
     # The variance of a square is 2 + 1 / v.
@@ -130,8 +134,9 @@ def test_noise_has_the_distribution(source: Randomness, variance: float) -> None
     assert stats.chisquare(low_bits).pvalue > ALARM
 
 
-def test_noise_depends_on_no_other_noise(source: Randomness) -> None:
-    noise = SkellamNoise(1e10)
+@pytest.mark.parametrize("kind", SOURCES)
+def test_noise_depends_on_no_other_noise(kind: str) -> None:
+    noise, source = SkellamNoise(1e10), SOURCES[kind]()
     one, later = (noise.draw(300_000, source) / 1e5 for _ in range(2))
     for first, second in ((one, later), (one[1:], one[:-1]), (one[8192:], one[:-8192])):
         assert abs(float(first @ second)) < LIMIT * math.sqrt(len(first))

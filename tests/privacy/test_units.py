@@ -98,10 +98,7 @@ def test_the_sum_is_divided_by_a_constant(own: PrivateClient) -> None:
     assert norm_of(difference) <= 1e-6 * norm_of(together)
 
 
-@pytest.mark.parametrize(
-    ("clip", "sigma"),
-    [(0.25, 3.0), (4.0, 3.0)],
-)
+@pytest.mark.parametrize(("clip", "sigma"), [(0.25, 3.0), (4.0, 3.0)])
 def test_noise_is_added_to_the_sum_of_units_too(own: PrivateClient, clip: float, sigma: float) -> None:
     parameters = own.parameters()
     found = []

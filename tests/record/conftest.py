@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,14 +52,14 @@ def final_event(clients: Mapping[str, float]) -> dict[str, Any]:
     return {"event": "final", "time": TIME, **scores_of(clients), **measured}
 
 
-@pytest.fixture
-def write_run(tmp_path: Path) -> WriteRun:
-    """Writes a run directory with these events; takes its name and its configuration too."""
+@pytest.fixture(scope="session")
+def write_in() -> WriteRun:
+    """Writes a run directory with these events into a folder."""
 
     def write(
-        events: Sequence[Mapping[str, Any]], name: str = "run", configuration: str = "seed: 0\n"
+        within: Path, events: Sequence[Mapping[str, Any]], name: str = "run", configuration: str = "seed: 0\n"
     ) -> Path:
-        folder = tmp_path / name
+        folder = within / name
         folder.mkdir(parents=True)
         (folder / "config.yaml").write_text(configuration)
         (folder / "record.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
@@ -68,6 +69,12 @@ def write_run(tmp_path: Path) -> WriteRun:
 
 
 @pytest.fixture
+def write_run(tmp_path: Path, write_in: WriteRun) -> WriteRun:
+    """Writes a run directory with these events; takes its name and its configuration too."""
+    return partial(write_in, tmp_path)
+
+
+@pytest.fixture(scope="session")
 def events() -> Callable[..., list[dict[str, Any]]]:
     """Returns the events of a run of clients a and b, or of those given with their scores."""
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from figures import draw_only
 from rich.console import Console
 
 from fedstrata.display.run import Display
@@ -64,8 +65,9 @@ def test_older_runs_have_none(events: Any) -> None:
 
 
 def test_the_terminal_and_the_report_say_that_scores_mean_little(
-    write_run: Any, events: Any, tmp_path: Any
+    write_run: Any, events: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    draw_only(monkeypatch)
     floors = {"look-up table": floor(0.5)}
     folder = write_run(events_of(events, floors=floors, degenerate=DEGENERATE))
     console = Console(record=True, width=200, force_terminal=False)

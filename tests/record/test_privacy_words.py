@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import draw_only
 from markupsafe import Markup
 from support import RunTiny
 
@@ -31,7 +32,7 @@ FACTS = {
 PRIVATE = (
     "task.types=[problem, test, treatment, drug]",
     "task.max_length=32",
-    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, epsilon: 8, "
+    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, sigma: 1, "
     "delta: 0.001, expected_batch: 4, steps: 2}",
 )
 
@@ -166,10 +167,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         asked[key] = what
         return Markup("<svg></svg>")
 
+    draw_only(monkeypatch)
     for name in ("curves", "points"):
         monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", note)
-    for name in ("bars", "dots", "ranges", "stacks", "swatch"):
-        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", lambda *_, **__: Markup("<svg></svg>"))
     return asked
 
 
@@ -249,25 +249,26 @@ def summary_of(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return json.loads((folder / "summary.json").read_text()), run
 
 
-def test_a_run_leaves_its_statement_and_a_table_shows_its_epsilon(run_tiny: RunTiny) -> None:
-    run = run_tiny(*PRIVATE)
+def test_a_run_leaves_its_statement_and_a_table_shows_its_epsilon(run_once: RunTiny) -> None:
+    own = (*PRIVATE, "federation.rounds=1")
+    run = run_once(*own)
     text = (run.folder / "privacy.md").read_text()
     assert text == statement(run.events, sent_by_all(run.folder))
     assert text != statement(run.events)
-    assert "| update (train) | 6 |" in text
+    assert "| update (train) | 3 |" in text
     turns, told = run.of("privacy")
     assert {name: own["turns"] for name, own in turns["clients"].items()} == {
         name: own["turns"] for name, own in told["clients"].items()
     }
     assert told["clients"] == spent_by(run.events) == run.of("round")[-1]["privacy"]["clients"]
     start = run.of("run")[0]["privacy"]
-    both = epsilon_of([Mechanism(start["sigma"], 4 / 12, 2 * 2 * 2)], 0.001)
+    both = epsilon_of([Mechanism(start["sigma"], 4 / 12, 2 * 2)], 0.001)
     assert told["at_two"] == both > max(own["epsilon"] for own in told["clients"].values())
     assert f"**{epsilon(both)}** at delta 0.001" in text
-    seeded = run_tiny(*PRIVATE, "privacy.noise=seeded", out="seeded")
+    seeded = run_once(*own, "privacy.noise=seeded")
     assert "| Epsilon | infinite" in (seeded.folder / "privacy.md").read_text()
     assert seeded.summary["privacy"]["epsilon"] is None
-    other = run_tiny(out="other")
+    other = run_once("federation.rounds=1")
     assert not (other.folder / "privacy.md").exists()
     assert not other.of("privacy")
     rows = [
@@ -287,7 +288,7 @@ def test_a_run_leaves_its_statement_and_a_table_shows_its_epsilon(run_tiny: RunT
     assert "psilon" not in " ".join(notes(plain))
 
 
-@pytest.mark.parametrize("stops", [KeyboardInterrupt, ValueError])
+@pytest.mark.parametrize("stops", [KeyboardInterrupt, pytest.param(ValueError, marks=pytest.mark.slow)])
 def test_a_run_that_stops_leaves_its_statement(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, stops: type[BaseException]
 ) -> None:
@@ -299,8 +300,8 @@ def test_a_run_that_stops_leaves_its_statement(
 
     monkeypatch.setattr(Run, "_score", stop)
     with pytest.raises(stops):
-        run_tiny(*PRIVATE)
+        run_tiny(*PRIVATE, "federation.rounds=1")
     (folder,) = [path.parent for path in tmp_path.rglob("record.jsonl")]
     text = (folder / "privacy.md").read_text()
     assert "has not finished all its rounds" in text
-    assert "| site-1 | 12 | 0.3333 | 1 | 4 |" in text
+    assert "| site-1 | 12 | 0.3333 | 1 | 3 |" in text

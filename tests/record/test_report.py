@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from markupsafe import Markup
+from figures import draw_only
 from support import RunTiny
 
 from fedstrata.record.report import write_report
 
+TIME = "2026-01-01T10:00:00.000+00:00"
 NASTY = ["<b>bold</b>", 'quote" onload="x', "$x$ & _y", "</svg><script>alert(1)</script>", "{{ 7 * 7 }}"]
 
 
@@ -47,16 +48,14 @@ class Page(HTMLParser):
             self._cell.append(data)
 
 
-def report(*folders: Path) -> Page:
+def page_of(*folders: Path) -> str:
     file = folders[0].parent / "page.html"
     write_report(folders, file)
-    return Page(file.read_text(encoding="utf-8"))
+    return file.read_text(encoding="utf-8")
 
 
-def draw_only(monkeypatch: pytest.MonkeyPatch, *kinds: str) -> None:
-    """No figures but those: drawing is nearly all of a report's time."""
-    for name in {"curves", "bars", "dots", "ranges", "stacks", "heat_map", "swatch"} - set(kinds):
-        monkeypatch.setattr(f"fedstrata.record.report.plots.{name}", lambda *_, **__: Markup("<svg></svg>"))
+def report(*folders: Path) -> Page:
+    return Page(page_of(*folders))
 
 
 @pytest.fixture
@@ -65,10 +64,16 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     draw_only(monkeypatch)
 
 
-@pytest.fixture
-def curves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For tests of what stands in curves by round, by bytes or by time."""
-    draw_only(monkeypatch, "curves")
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory, write_in: Any, events: Any) -> tuple[Path, str, str]:
+    """A run with the page of it, and that of it beside another; with all figures."""
+    folder = tmp_path_factory.mktemp("drawn")
+    runs = [write_in(folder, events(), name) for name in ("one", "other")]
+    return runs[0], page_of(runs[0]), page_of(*runs)
+
+
+def failed_event(error: str, message: str | None = None, **more: Any) -> dict[str, Any]:
+    return {"event": "failed", "time": TIME, "error": error, "message": message, **more}
 
 
 def rows(page: Page, table: int = 0) -> dict[str, list[str]]:
@@ -95,19 +100,18 @@ def test_a_run_leaves_a_report_with_its_numbers(run_tiny: RunTiny) -> None:
 
 @pytest.mark.parametrize("update", ["targeted", pytest.param("random", marks=pytest.mark.slow)])
 def test_the_blocks_that_were_merged_are_shown_by_round(
-    run_tiny: RunTiny, update: str, monkeypatch: pytest.MonkeyPatch
+    run_once: RunTiny, update: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draw_only(monkeypatch, "heat_map")
-    settings = f"method={{name: fedtlu, update: {update}, portion: 0.67}}"
-    run = run_tiny(settings, "federation.rounds=3", "federation.evaluate_every=3", report=True)
-    page = (run.folder / "report.html").read_text()
+    run = run_once(f"method={{name: fedtlu, update: {update}, portion: 0.67}}", "federation.evaluate_every=2")
+    page = page_of(run.folder)
     figure = page[page.index("<figcaption>Blocks by round") :]
     figure = figure[: figure.index("</figure>")]
     assert all(f"block {block}<" in figure for block in range(3))
     dots = sum(len(event["state"]["merged_blocks"]) for event in run.of("round"))
-    assert figure.count('href="#blocks-') >= dots == 6
+    assert figure.count('href="#blocks-') >= dots == 4
     cells = sum(len(event["state"].get("block_scores", [])) for event in run.of("round"))
-    assert figure.count("opacity") >= cells == (9 if update == "targeted" else 0)
+    assert figure.count("opacity") >= cells == (6 if update == "targeted" else 0)
     assert ("darker: a higher score" in figure) == (update == "targeted")
     above = [event["state"].get("above_noise") for event in run.of("round")]
     targeted = update == "targeted"
@@ -122,9 +126,12 @@ def test_the_blocks_that_were_merged_are_shown_by_round(
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_where_no_block_is_ever_merged_there_is_no_figure_of_blocks(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedtlu, update: last}", "federation.rounds=1", report=True)
-    assert "Blocks by round" not in (run.folder / "report.html").read_text()
+def test_where_no_block_is_ever_merged_there_is_no_figure_of_blocks(write_run: Any, events: Any) -> None:
+    for merged, shown in (([], False), ([1], True)):
+        record = events()
+        for event in record[1:-1]:
+            event["state"] = {"merged_blocks": merged}
+        assert ("Blocks by round" in page_of(write_run(record, str(shown)))) == shown
 
 
 def test_a_report_that_cannot_be_written_fails_no_run(
@@ -134,52 +141,51 @@ def test_a_report_that_cannot_be_written_fails_no_run(
         raise ValueError
 
     monkeypatch.setattr("fedstrata.record.report.write_report", broken)
-    run = run_tiny("federation.rounds=1", report=True)
+    run = run_tiny("federation.rounds=0", report=True)
     assert (run.folder / "summary.json").exists()
     assert not (run.folder / "report.html").exists()
 
 
-@pytest.mark.usefixtures("curves_alone")
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("method", ["local_only", "centralized"])
-def test_personal_and_pooled_methods_have_reports(run_tiny: RunTiny, method: str) -> None:
-    run = run_tiny(f"method={{name: {method}}}", "federation.rounds=1", report=True)
-    page = Page((run.folder / "report.html").read_text(encoding="utf-8"))
+def test_personal_and_pooled_methods_have_reports(write_run: Any, events: Any, method: str) -> None:
+    own = {"personal": method == "local_only", "pooled": method == "centralized"}
+    page = report(write_run(events(method=method, **own)))
     titles = {attributes.get("aria-label") for tag, attributes in page.tags if tag == "svg"}
     assert ("validation f1 by megabytes sent, both ways, all clients" in titles) == (method == "local_only")
     assert ("all documents, own models" in rows(page)) == (method == "local_only")
 
 
-def test_the_same_record_gives_the_same_bytes(write_run: Any, events: Any) -> None:
-    folder = write_run(events())
-    write_report([folder], folder / "one.html")
-    write_report([folder], folder / "two.html")
-    assert (folder / "one.html").read_bytes() == (folder / "two.html").read_bytes()
+def test_the_same_record_gives_the_same_bytes(drawn: tuple[Path, str, str]) -> None:
+    run, page, _ = drawn
+    assert page_of(run) == page
 
 
-def test_names_from_outside_are_text_and_nothing_else(write_run: Any, events: Any) -> None:
+def test_names_from_outside_are_text_and_nothing_else(
+    write_run: Any, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clients = {name: index / 10 for index, name in enumerate(NASTY)}
     record = events(clients=clients, method="<i>method</i>")
     for event in record[1:]:
         event["global"]["f1/<u>kind</u>"] = 0.5
-    failed = {
-        "event": "failed",
-        "time": "2026-01-01T10:00:00.000+00:00",
-        "error": "E",
-        "message": "<script>alert(2)</script>",
-    }
+    failed = failed_event("E", "<script>alert(2)</script>")
     folders = [
         write_run(record, "first", "name: <s>config</s>\n"),
         write_run([*record[:-1], failed], "<em>second</em>"),
     ]
-    pages = (report(folders[0]), report(folders[1]), report(*folders))
-    for page in pages:
+    pages = [report(folders[0]), report(*folders)]
+    draw_only(monkeypatch)  # of the failed one, which has the same figures
+    for page in (*pages, report(folders[1])):
         tags = {tag for tag, _ in page.tags}
         assert not tags & {"script", "b", "i", "u", "s", "em"}
         assert not any(name.startswith("on") for _, attributes in page.tags for name in attributes)
     assert all(name in pages[0].text for name in [*NASTY, "<u>kind</u>", "<s>config</s>"])
 
 
-def test_control_characters_in_names_are_shown_as_they_are_spelt(write_run: Any, events: Any) -> None:
+def test_control_characters_in_names_are_shown_as_they_are_spelt(
+    write_run: Any, events: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw_only(monkeypatch, "dots", "ranges")
     clients = {"north\u000b": 0.25, "north\u000c": 0.75, "west\u0000\ufffe": 0.5}
     one, other = write_run(events(clients=clients), "one"), write_run(events(), "other")
     page = report(one)
@@ -188,9 +194,8 @@ def test_control_characters_in_names_are_shown_as_they_are_spelt(write_run: Any,
     report(one, other)
 
 
-def test_nothing_refers_to_anything_outside_the_file(write_run: Any, events: Any) -> None:
-    one, other = write_run(events(), "one"), write_run(events(), "other")
-    for page in (report(one), report(one, other)):
+def test_nothing_refers_to_anything_outside_the_file(drawn: tuple[Path, str, str]) -> None:
+    for page in map(Page, drawn[1:]):
         ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
         assert len(ids) == len(set(ids))
         for _, attributes in page.tags:
@@ -201,8 +206,8 @@ def test_nothing_refers_to_anything_outside_the_file(write_run: Any, events: Any
                 assert used in ids
 
 
-def test_figures_take_every_colour_from_the_page(write_run: Any, events: Any) -> None:
-    page = report(write_run(events(), "one"), write_run(events(), "two"))
+def test_figures_take_every_colour_from_the_page(drawn: tuple[Path, str, str]) -> None:
+    page = Page(drawn[2])
     styles = [str(attributes["style"]) for _, attributes in page.tags if "style" in attributes]
     colours = [value for style in styles for value in re.findall(r"(?:fill|stroke): ([^;]+)", style)]
     assert colours
@@ -251,8 +256,7 @@ def test_the_models_that_clients_trained_have_a_column_where_they_were_scored(
 def test_of_a_falling_score_the_lowest_run_is_the_best(write_run: Any, events: Any) -> None:
     one = write_run(falling(events, {"a": 10.0, "b": 90.0}), "one")
     two = write_run(falling(events, {"a": 50.0, "b": 70.0}), "two")
-    write_report([one, two], one.parent / "page.html")
-    text = (one.parent / "page.html").read_text(encoding="utf-8")
+    text = page_of(one, two)
     assert re.findall(r"<strong>([^<]*)</strong>", text) == ["50.000", "50.000", "10.000", "70.000"]
     assert "The lowest of each column is in bold." in text
 
@@ -273,22 +277,10 @@ def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(
 @pytest.mark.usefixtures("without_figures")
 def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events: Any) -> None:
     lost = [
-        {
-            "event": "client_failed",
-            "time": "2026-01-01T10:00:00.000+00:00",
-            "round": number,
-            "client": "b",
-            "error": "OSError",
-            "message": None,
-        }
+        failed_event("OSError", event="client_failed", round=number, client="b")
         for number in (1, 3, 3)  # the third round was run twice
     ]
-    failed = {
-        "event": "failed",
-        "time": "2026-01-01T10:00:00.000+00:00",
-        "error": "TrainingError",
-        "message": "the loss is nan",
-    }
+    failed = failed_event("TrainingError", "the loss is nan")
     page = report(write_run([*events(rounds=2, final=False), *lost, failed]))
     assert "failed: the loss is nan" in " ".join(page.text.split())
     assert "after round 2" in page.text
@@ -299,16 +291,10 @@ def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events:
 
 def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) -> None:
     assert "unfinished" in report(write_run(events(rounds=0, final=False))).text.lower()
-    failed = {
-        "event": "failed",
-        "time": "2026-01-01T10:00:00.000+00:00",
-        "error": "MemoryError",
-        "message": None,
-    }
-    assert "before the first round" in report(write_run([failed], "early")).text
+    assert "before the first round" in report(write_run([failed_event("MemoryError")], "early")).text
 
 
-@pytest.mark.usefixtures("curves_alone")
+@pytest.mark.usefixtures("without_figures")
 @pytest.mark.parametrize("scores", ["none", "summed"])
 def test_a_run_whose_clients_keep_their_scores_says_so(write_run: Any, events: Any, scores: str) -> None:
     secure = {"range": 1.0, "survivors": None, "scores": scores}
@@ -318,7 +304,7 @@ def test_a_run_whose_clients_keep_their_scores_says_so(write_run: Any, events: A
     assert ("of which the sum over all of them alone is seen" in told) == (scores == "none")
 
 
-@pytest.mark.usefixtures("curves_alone")
+@pytest.mark.usefixtures("without_figures")
 def test_rounds_that_were_not_scored_are_left_out_of_the_curves(write_run: Any, events: Any) -> None:
     record = events(rounds=4)
     for event in record[1:4:2]:
@@ -341,23 +327,17 @@ def test_a_record_of_an_older_version_has_a_report(write_run: Any, events: Any) 
 def test_a_comparison_shows_the_best_and_what_differs(write_run: Any, events: Any) -> None:
     low = write_run(events(clients={"a": 0.1, "b": 0.9}), "low", "seed: 0\nmethod: {name: x, top: 2}\n")
     high = write_run(events(clients={"a": 0.5, "b": 0.7}), "high", "seed: 0\nmethod: {name: y}\nname: n\n")
-    write_report([low, high], low.parent / "page.html")
-    text = (low.parent / "page.html").read_text(encoding="utf-8")
+    text = page_of(low, high)
     assert re.findall(r"<strong>([^<]*)</strong>", text) == ["0.900", "0.600", "0.600", "0.500"]
     page = Page(text)
-    assert rows(page, 2) == {
-        "setting": ["low", "high"],
-        "method.name": ["x", "y"],
-        "method.top": ["2", "-"],
-    }
+    assert rows(page, 2) == {"setting": ["low", "high"], "method.name": ["x", "y"], "method.top": ["2", "-"]}
 
 
 @pytest.mark.usefixtures("without_figures")
 def test_runs_on_other_documents_are_not_compared(write_run: Any, events: Any) -> None:
     one = write_run(events(clients={"a": 0.1, "b": 0.9}), "one")
     other = write_run(events(data="another"), "other")
-    write_report([one, other], one.parent / "page.html")
-    text = (one.parent / "page.html").read_text(encoding="utf-8")
+    text = page_of(one, other)
     assert "data fingerprints differ" in text
     assert "<strong>" not in text
 
@@ -395,7 +375,7 @@ def test_held_out_sites_and_lost_clients_are_shown(run_tiny: RunTiny) -> None:
     assert "2 clients" in page.text
 
 
-@pytest.mark.usefixtures("curves_alone")
+@pytest.mark.usefixtures("without_figures")
 def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events) -> None:
     own = events(final=True)
     for event in own:
@@ -418,16 +398,26 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
 
 
 @pytest.mark.usefixtures("without_figures")
-def test_what_each_client_counted_by_its_loss_is_a_table(run_tiny: RunTiny) -> None:
-    run = run_tiny(
-        "method={name: fedmedlora_plus, cap: 0.4}",
-        "data.split.server=3",
-        "data.synthetic.notes=18",
-    )
-    page = report(run.folder)
+def test_what_each_client_counted_by_its_loss_is_a_table(write_run: Any, events: Any) -> None:
+    record = events(rounds=2, server_documents=["n1", "n2"])
+    rounds = [
+        {
+            client: {
+                "loss": 2.0 * place + number,
+                "influence": share,
+                "weight": share / 2,
+                "capped": share > 0.5,
+            }
+            for place, (client, share) in enumerate({"a": 0.5 + number / 8, "b": 0.5 - number / 8}.items())
+        }
+        for number in (0, 1)
+    ]
+    for event, influence in zip(record[1:3], rounds, strict=True):
+        event["state"] = {"influence": influence}
+    page = report(write_run(record))
     (table,) = [table for table in page.tables if table[0][0] == "client"]
     shown = {row[0]: row[1:] for row in table[1:]}
-    rounds = [event["state"]["influence"] for event in run.of("round")]
+    assert shown.keys() == {"a", "b"}
     for client, last in rounds[-1].items():
         weights = [100 * own[client]["weight"] for own in rounds]
         expected = [f"{value:.1f} %" for value in (statistics.fmean(weights), min(weights), max(weights))]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from browser import CHROMIUM, QUIET
+from figures import draw_only
 
 from fedstrata.record.report import write_report
 
@@ -113,37 +114,30 @@ def measure(report: Path, *, scheme: str, width: int) -> dict[str, Any]:
 
 
 PAGES = ("comparison", "private", "run", "failed", "private comparison")
-QUICK = 2
-"""So many of them where a person waits: those that differ most."""
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(page, marks=() if place < QUICK else pytest.mark.slow)
-        for place, page in enumerate(PAGES)
-    ]
-)
-def report(request: pytest.FixtureRequest, write_run: Any, events: Any) -> Path:
+def pages(quick: str = "") -> list[Any]:
+    """All kinds of pages, of which a person waits for one at most."""
+    return [pytest.param(kind, marks=() if kind == quick else pytest.mark.slow) for kind in PAGES]
+
+
+def report_of(kind: str, write_run: Any, events: Any) -> Path:
     clients = {f"St. {'W' * number}-hospital": 0.1 * number for number in range(1, 10)}
     folders = [
         write_run(events(clients=clients, personal=True), f"run-of-a-long-name-{number}")
         for number in range(8)
     ]
-    if request.param == "failed":
-        lost = {
-            "event": "failed",
-            "time": "2026-01-01T10:00:00",
-            "error": "E",
-            "message": "the loss is nan " * 9,
-        }
+    if kind == "failed":
+        message = "the loss is nan " * 9
+        lost = {"event": "failed", "time": "2026-01-01T10:00:00", "error": "E", "message": message}
         folders = [write_run([*events(rounds=1, final=False), lost], "failed")]
-    if "private" in request.param:
+    if "private" in kind:
         folders = [
             write_run(private(events(clients=clients), 1.0 + number), f"private-{number}")
             for number in range(8)
         ]
     file = folders[0].parent / "report.html"
-    write_report(folders if "comparison" in request.param else folders[:1], file)
+    write_report(folders if "comparison" in kind else folders[:1], file)
     return file
 
 
@@ -163,15 +157,19 @@ def private(events: list[dict[str, Any]], epsilon: float) -> list[dict[str, Any]
     return events
 
 
-def test_the_console_stays_empty(report: Path) -> None:
+@pytest.mark.parametrize("kind", pages())  # test_report.py looks for what would be asked for
+def test_the_console_stays_empty(kind: str, write_run: Any, events: Any) -> None:
     """The page's policy forbids every request, and the browser says so of each one that is tried."""
-    dom, said = browse(report)
+    dom, said = browse(report_of(kind, write_run, events))
     assert "<h1>" in dom
     assert said == []
 
 
-def test_the_console_would_tell(report: Path) -> None:
+@pytest.mark.slow
+def test_the_console_would_tell(write_run: Any, events: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Guards the test above: a page that does ask for something is noticed."""
+    draw_only(monkeypatch)
+    report = report_of("run", write_run, events)
     text = report.read_text(encoding="utf-8")
     report.write_text(text.replace("</body>", '<img src="http://example.org/a.png"></body>'))
     assert any("example.org" in line for line in browse(report)[1])
@@ -180,8 +178,9 @@ def test_the_console_would_tell(report: Path) -> None:
 @pytest.mark.parametrize(
     ("scheme", "width"), [("dark", 400), pytest.param("light", 1200, marks=pytest.mark.slow)]
 )
-def test_everything_can_be_read(report: Path, scheme: str, width: int) -> None:
-    seen = measure(report, scheme=scheme, width=width)
+@pytest.mark.parametrize("kind", pages("private"))
+def test_everything_can_be_read(kind: str, write_run: Any, events: Any, scheme: str, width: int) -> None:
+    seen = measure(report_of(kind, write_run, events), scheme=scheme, width=width)
     assert (seen["dark"], seen["width"]) == (scheme == "dark", width)
     assert seen["resources"] == []
     assert seen["overflow"] <= 0

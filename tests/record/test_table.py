@@ -19,14 +19,7 @@ from hypothesis import strategies as st
 
 from fedstrata.record.history import round_rows
 from fedstrata.record.score_columns import column_names
-from fedstrata.record.table import (
-    CellResult,
-    RowResult,
-    Trial,
-    Tuning,
-    score_column,
-    tabulate,
-)
+from fedstrata.record.table import CellResult, RowResult, Trial, Tuning, score_column, tabulate
 from fedstrata.record.table_text import OTHER_DATA, csv_text, grid, markdown, notes, write_table
 
 MACHINE = {"cores": 2, "processor": "a processor", "system": "an operating system", "jobs": 1}
@@ -142,13 +135,7 @@ def test_one_seed_has_a_difference_and_no_interval() -> None:
     assert {item[""]: item["f1 - baseline"] for item in from_markdown(markdown(table))}["other"] == "10.0"
 
 
-@given(
-    st.lists(
-        st.lists(st.none() | st.floats(0, 1), min_size=2, max_size=2),
-        min_size=1,
-        max_size=6,
-    )
-)
+@given(st.lists(st.lists(st.none() | st.floats(0, 1), min_size=2, max_size=2), min_size=1, max_size=6))
 def test_bold_is_exactly_the_best_printed_means_of_rows_without_failures(
     scores: list[list[float | None]],
 ) -> None:

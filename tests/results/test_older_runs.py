@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from figures import draw_only
 from support import REPOSITORY, Call
 
 LEFT = REPOSITORY / "tests" / "fixtures" / "version-0.1"
@@ -38,7 +39,8 @@ def test_its_model_is_exported(call: Call, tmp_path: Path, run: str) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_it_has_a_report(call: Call, tmp_path: Path, run: str) -> None:
+def test_it_has_a_report(call: Call, tmp_path: Path, run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw_only(monkeypatch, "curves")
     done = call("report", run)
     assert done.status == 0, done.err
     assert (tmp_path / run / "report.html").stat().st_size > 10_000

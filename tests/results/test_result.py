@@ -31,7 +31,7 @@ def logits_of(module: torch.nn.Module, tokenizer: object) -> torch.Tensor:
     "overrides",
     [
         pytest.param((), id="causal"),
-        pytest.param(("model.config.is_causal=false",), id="both ways"),
+        pytest.param(("model.config.is_causal=false", "federation.rounds=0"), id="both ways"),
         pytest.param(
             ("model.init=pretrained", "model.name=mini", "model.config={is_causal: false}"),
             id="pretrained, both ways",

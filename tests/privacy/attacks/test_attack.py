@@ -10,14 +10,7 @@ from fedstrata.core.cut import Cut
 from fedstrata.core.seeding import Seed
 from fedstrata.models.state import Model
 from fedstrata.privacy.attacks import inversion as attack_module
-from fedstrata.privacy.attacks.inversion import (
-    Leakage,
-    Names,
-    Observed,
-    attack,
-    embedding_of,
-    nearest,
-)
+from fedstrata.privacy.attacks.inversion import Leakage, Names, Observed, attack, embedding_of, nearest
 from fedstrata.privacy.attacks.search import can_search, search_states
 from fedstrata.split.divide import divide
 from fedstrata.split.ends import Ends
@@ -52,7 +45,7 @@ def leakage(
     weight: float = 1.0,
     sent: int = 1,
     *,
-    known: int = 120,
+    known: int = 60,
     epochs: int = 15,
     searched: int = 0,
     names: Names = "same",
@@ -152,6 +145,7 @@ def test_the_attack_repeats_from_its_seed(tiny_model: Tiny) -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_a_model_of_few_bits_is_attacked_like_any_other(tiny_model: Tiny) -> None:
     assert leakage(tiny_model, 1, noised(0.0, Seed(1)), dtype="bfloat16").tokens > 0.95
 

@@ -83,10 +83,9 @@ def test_texts_are_found_exactly(architecture: str, top: int, steps: int, decay:
     assert {tuple(text[:-1].tolist()) for text in ids} <= set(found)
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_sum_over_sites_is_no_defence_while_its_tokens_are_few(count: int) -> None:
-    model, ids = model_of(ARCHITECTURES["llama"]), texts(2 * count)
-    sites = [change_of(model, own, 2, lambda each: SGD(each, 0.05)) for own in ids.split(2)]
+def test_a_sum_over_sites_is_no_defence_while_its_tokens_are_few() -> None:
+    model, ids = model_of(ARCHITECTURES["llama"]), texts(2)
+    sites = [change_of(model, own, 2, lambda each: SGD(each, 0.05)) for own in ids.split(1)]
     total = {name: sum((own[name] for own in sites), torch.zeros(())) for name in sites[0]}
     found = found_in(model, total)
     assert found is not None

@@ -161,7 +161,7 @@ def in_a_process(action: Callable[[], None]) -> int:
 
 def test_of_two_runs_that_reserve_at_once_one_alone_finds_the_room(path: Path) -> None:
     """Several times, that one may come before the other."""
-    for trial in range(4):
+    for trial in range(2):
         own = path.with_name(f"budget-{trial}.db")
         waits, starts = os.pipe()
 
@@ -363,12 +363,12 @@ def test_a_file_with_nothing_in_it_is_what_a_killed_run_leaves(path: Path) -> No
 
 
 def test_names_are_not_in_the_file_and_units_of_equal_runs_are_stored_once(path: Path) -> None:
-    names = [f"patient number {number}" for number in range(2000)]
-    for run in range(5):
+    names = [f"patient number {number}" for number in range(500)]
+    for run in range(3):
         reserve(path, TERMS, [asked(str(run), 1, names)], cost(9))
     assert b"patient number" not in path.read_bytes()
     with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT COUNT(*) FROM members").fetchone() == (2000,)
+        assert connection.execute("SELECT COUNT(*) FROM members").fetchone() == (500,)
 
 
 def test_pseudonyms_are_of_a_key_a_unit_and_a_name_alone(tmp_path: Path) -> None:

@@ -75,15 +75,15 @@ def test_both_kinds_together_are_no_less_than_the_divergences_say() -> None:
 
 
 STEPS, SIGMAS, RATES = (
-    st.integers(1, 200),
-    st.sampled_from([0.7, 1.0, 3.0]),
+    st.sampled_from([1, 20, 200]),
+    st.sampled_from([0.7, 3.0]),
     st.sampled_from([0.01, 0.2, 1.0]),
 )
 RUNS = st.lists(st.tuples(STEPS, SIGMAS, RATES), min_size=1, max_size=2)
 
 
 @given(RUNS, RUNS)
-@settings(max_examples=15)
+@settings(max_examples=6)
 def test_both_kinds_together_are_between_either_alone_and_the_sum_of_epsilons(
     local: list[tuple[int, float, float]], jointly: list[tuple[int, float, float]]
 ) -> None:
@@ -95,11 +95,11 @@ def test_both_kinds_together_are_between_either_alone_and_the_sum_of_epsilons(
 
 
 PROFILES = st.dictionaries(
-    st.lists(st.tuples(st.sampled_from([0.8, 1.5]), st.integers(0, 4)), max_size=4).map(
+    st.lists(st.tuples(st.sampled_from([0.8, 1.5]), st.integers(0, 2)), max_size=3).map(
         lambda runs: profile_of(event(10 * count, sigma) for sigma, count in runs)
     ),
     st.integers(1, 9),
-    max_size=6,
+    max_size=4,
 )
 
 
@@ -116,12 +116,12 @@ def test_the_largest_is_that_of_whoever_spent_most(profiles: dict[tuple[Mechanis
 
 def test_of_very_many_different_units_the_figure_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     """One could not work out an epsilon for each: neighbours are as if they were in what any of them was."""
-    monkeypatch.setattr(events, "MOST_FIGURES", 4)
+    monkeypatch.setattr(events, "MOST_FIGURES", 3)
     profiles = {
-        profile_of([event(10 * number, 1.0), event(10 * (12 - number), 1.5)]): 1 for number in range(1, 12)
+        profile_of([event(10 * number, 1.0), event(10 * (8 - number), 1.5)]): 1 for number in range(1, 8)
     }
     found = largest(profiles, DELTA)
-    assert len(found) == 4
-    assert sum(own.units for own in found) == 11
-    most, everything = max(composed(own, DELTA) for own in profiles), [event(110, 1.0), event(110, 1.5)]
+    assert len(found) == 3
+    assert sum(own.units for own in found) == 7
+    most, everything = max(composed(own, DELTA) for own in profiles), [event(70, 1.0), event(70, 1.5)]
     assert most <= found[0].epsilon < composed(everything, DELTA)

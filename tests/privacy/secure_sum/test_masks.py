@@ -142,9 +142,7 @@ def test_everything_that_sites_have_to_agree_on_changes_the_context(changed: dic
     assert context_of(subject, roster) != usual
 
 
-def test_a_site_with_another_model_spoils_the_sum_and_reveals_nothing(
-    tmp_path: Path,
-) -> None:
+def test_a_site_with_another_model_spoils_the_sum_and_reveals_nothing(tmp_path: Path) -> None:
     """Without signatures, too: masks of the odd site do not cancel, so the sum is noise."""
     other = replace(SUBJECT, model="cc" * 32)
     federation = Federation(SITES[:3], tmp_path / "sum", subjects={SITES[0]: other})

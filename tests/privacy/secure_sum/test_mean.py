@@ -29,11 +29,7 @@ from fedstrata.privacy.secure_sum.quantization import bound_for, largest_value, 
 from fedstrata.privacy.secure_sum.refusals import UnusableSum
 
 TERMS = MeanTerms(
-    sum=NAME,
-    plan="bb" * 32,
-    tensors=(SummedTensor(name="w", shape=(3,), bound=2.0),),
-    scale=10,
-    loss=True,
+    sum=NAME, plan="bb" * 32, tensors=(SummedTensor(name="w", shape=(3,), bound=2.0),), scale=10, loss=True
 )
 BASE = {"w": torch.tensor([1.0, -1.0, 0.5])}
 

@@ -42,7 +42,7 @@ def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int, ne
 
 
 @settings(max_examples=10)
-@given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 64), data=st.data())
+@given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 16), data=st.data())
 def test_shares_are_those_of_another_library(secret: bytes, sites: int, data: st.DataObject) -> None:
     needed = data.draw(st.integers(threshold(sites), sites))
     places = data.draw(st.permutations(range(sites)))[:needed]
