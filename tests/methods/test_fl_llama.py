@@ -147,7 +147,7 @@ def test_a_client_lost_in_the_middle_of_a_step_holds_nobody_up(
 
     monkeypatch.setattr(Exchange, "gradients", failing)
     run = run_tiny(
-        f"method={{name: fl_llama, mode: {mode}}}", "federation.min_clients=2", "federation.rounds=1"
+        f"method={{name: fl_llama, mode: {mode}}}", "federation={min_clients: 2, rounds: 1}", "data.synthetic.notes=6"
     )
     assert [event["client"] for event in run.of("client_failed")] == ["site-2"]
     assert {event["client"] for event in run.of("client")} == {"site-1", "site-3"}
