@@ -137,7 +137,9 @@ def test_ranks_whose_norms_fall_are_given_up(run_once: RunTiny) -> None:
 
 
 def test_adapters_grow_from_the_top_as_far_as_it_pays(run_once: RunTiny) -> None:
-    run = run_once("method={name: fedadaopt}", BOTTLENECK, *VALIDATED, "federation={rounds: 4, evaluate_every: 4}")
+    run = run_once(
+        "method={name: fedadaopt}", BOTTLENECK, *VALIDATED, "federation={rounds: 4, evaluate_every: 4}"
+    )
     before = (0, 8)
     for state in states(run):
         depth, width = state["depth"], state["width"]

@@ -253,7 +253,9 @@ def test_a_reward_is_the_gain_in_accuracy_for_each_second(
     scores = itertools.cycle([0.25, 0.75])
     monkeypatch.setattr(Workplace, "_validate", lambda self, site, work: next(scores))
     devices = [] if bandwidth is None else [f"{PHONE}{bandwidth:f}}}"]
-    run = run_tiny("method={name: droppeft, rates: {rates: [0.0]}}", LORA, *VALIDATED, "federation.rounds=1", *devices)
+    run = run_tiny(
+        "method={name: droppeft, rates: {rates: [0.0]}}", LORA, *VALIDATED, "federation.rounds=1", *devices
+    )
     (state,) = states(run)
     assert len(state["rewards"]) == 3
     for event in run.of("client"):
@@ -281,7 +283,9 @@ def test_the_bandit_learns_from_what_devices_gain(run_once: RunTiny) -> None:
 
 
 def test_a_bandit_of_each_device_knows_its_own_rewards(run_once: RunTiny) -> None:
-    run = run_once("method={name: droppeft, bandit_of: device}", LORA, *VALIDATED, "federation.evaluate_every=2")
+    run = run_once(
+        "method={name: droppeft, bandit_of: device}", LORA, *VALIDATED, "federation.evaluate_every=2"
+    )
     bandits = run.state.values["_bandits"]
     everybody = bandits.pop("")  # by which it is known what a round adds to all rewards
     assert sum(everybody["tried"]) == 6

@@ -214,7 +214,9 @@ def test_last_is_the_head_of_a_language_model_tied_or_not(config: Any, last: set
 
 def test_the_portion_steps_down(run_once: RunTiny) -> None:
     schedule = "{portions: [1.0, 0.67, 0.34], patience: 1, threshold: 0.9}"
-    run = run_once(f"method={{name: fedtlu, portion: {schedule}}}", "federation={rounds: 4, evaluate_every: 4}", FEW)
+    run = run_once(
+        f"method={{name: fedtlu, portion: {schedule}}}", "federation={rounds: 4, evaluate_every: 4}", FEW
+    )
     assert [state["portion"] for state in states(run)] == [1.0, 1.0, 0.67, 0.34]
     assert [len(state["merged_blocks"]) for state in states(run)] == [3, 3, 2, 1]
 

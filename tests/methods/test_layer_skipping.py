@@ -51,15 +51,6 @@ def test_the_probe_is_made_once_and_the_record_says_what_it_found(run_once: RunT
     assert len([event for event in finished.of("client") if event["round"] == 2]) == 3
 
 
-@pytest.mark.slow
-def test_a_run_resumed_after_the_probe_keeps_its_depth(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    whole = run_once(AUTO)
-    run_tiny(AUTO, "federation.rounds=1", out="part")
-    resumed = run_tiny("federation.rounds=2", out="part", resume=True)
-    assert resumed.state.values == whole.state.values
-    assert resumed.summary["metrics"] == whole.summary["metrics"]
-
-
 def test_the_budget_bounds_what_is_sent(run_once: RunTiny) -> None:
     finished = run_once(
         "method={name: layer_skipping, top: {share: 1.0, budget: 0.2}}", "federation.rounds=1", FEW

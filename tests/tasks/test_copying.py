@@ -124,7 +124,7 @@ def slow(model: nn.Module, text: str, prompt: Sequence[int]) -> tuple[Span, ...]
 
 @pytest.fixture(scope="module")
 def examples() -> list[Any]:
-    return TASK.encode(documents(1), tokenizer())[:5] + TASK.encode(documents(0), tokenizer())
+    return TASK.encode(documents(1), tokenizer())[:3] + TASK.encode(documents(0), tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_behind_every_tag_the_rest_of_the_sentence_is_spelled(text: str) -> None
         assert tokenizer().decode(tokens) in rests
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_text_and_tags_are_tokenised_apart_and_give_the_answer(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311
     text = draw.choice([*ODD[:2], "He denies chest pain, fever and cough; given aspirin 81 mg."])

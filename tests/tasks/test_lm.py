@@ -139,18 +139,6 @@ def test_packed_likelihoods_are_those_of_a_loop_over_the_windows_of_the_stream(
     assert some["loss"] == pytest.approx(sum(expected[2:]) / tokens, rel=1e-5)
 
 
-def test_padding_changes_no_likelihood_and_no_loss(model: Any, byte_level: Any) -> None:
-    task = LanguageModelling(max_length=64).restored(())
-    passages = task.encode(DOCUMENTS, byte_level)
-    together, alone = nats(task, model, passages, size=len(passages)), nats(task, model, passages, size=1)
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4)
-    with torch.no_grad():
-        total, count = task.loss(model, task.collate(passages))
-    assert float(total) == pytest.approx(sum(float(own.sum()) for own in alone), rel=1e-5)
-    assert int(count) == sum(map(len, passages))
-
-
 def test_alone_a_document_does_not_depend_on_its_neighbours(model: Any, byte_level: Any) -> None:
     task = LanguageModelling(max_length=16).restored(("LABEL_0", "LABEL_1"))
 

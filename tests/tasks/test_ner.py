@@ -345,24 +345,6 @@ def test_the_loss_is_the_sum_over_owned_tokens(tokenizer: Any, make_model: Calla
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
 
 
-def test_the_loss_of_a_bfloat16_model_is_summed_in_float32(
-    byte_level: Any, make_model: Callable[[int], Any]
-) -> None:
-    task, module = ner(), make_model(len(ner().classes)).to(torch.bfloat16)
-    windows = task.encode(NOTES, byte_level)
-    loss, _ = task.loss(module, task.collate(windows))
-    assert loss.dtype == torch.float32
-
-
-def test_padding_changes_no_prediction(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
-    task, module = ner(), make_model(len(ner().classes))
-    windows = task.encode([*NOTES, Document("c", "pain")], tokenizer)
-    together = task.predict(module, task.collate(windows))
-    for window, tags in zip(windows, together, strict=True):
-        ids = torch.from_numpy(window.input_ids.astype(np.int64))[None]
-        assert tags.tolist() == module(ids).logits[0].argmax(-1).tolist()
-
-
 def test_a_causal_model_builds_no_cache_even_inside_a_peft_wrapper(byte_level: Any) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForTokenClassification
