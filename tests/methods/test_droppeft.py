@@ -228,8 +228,7 @@ def test_devices_count_by_their_examples_or_all_the_same(tmp_path: Path, weighti
 
 
 @pytest.mark.parametrize(
-    ("distribution", "always"),
-    [("incremental", 0), pytest.param("decremental", 2, marks=pytest.mark.slow)],
+    ("distribution", "always"), [("incremental", 0), pytest.param("decremental", 2, marks=pytest.mark.slow)]
 )
 def test_the_block_at_one_end_always_runs_at_a_mean_rate_of_two_fifths(
     tmp_path: Path, distribution: str, always: int
@@ -389,34 +388,23 @@ def test_checkpointing_changes_nothing(run_once: RunTiny) -> None:
     ("overrides", "path", "code", "part"),
     [
         (
-            ["method={name: droppeft, shared_blocks: 4}"],
-            "method.shared_blocks",
-            "out_of_range",
+            ["method={name: droppeft, shared_blocks: 4}"], "method.shared_blocks", "out_of_range",
             "less than 3",
         ),
         (["method={name: droppeft, shared_blocks: 3}"], "method.shared_blocks", "out_of_range", "not 3"),
         (["method={name: droppeft, shared_blocks: 0.9}"], "method.shared_blocks", "out_of_range", "0.9"),
         (
-            ["method={name: droppeft}", "federation.sample=0.34"],
-            "federation.sample",
-            "not_enough_data",
+            ["method={name: droppeft}", "federation.sample=0.34"], "federation.sample", "not_enough_data",
             "droppeft",
         ),
+        (["method={name: droppeft, rates: 0.3, bandit_of: device}"], "method", "no_effect", "bandit_of"),
         (
-            ["method={name: droppeft, rates: 0.3, bandit_of: device}"],
-            "method",
-            "no_effect",
-            "bandit_of",
-        ),
-        (
-            ["method={name: droppeft}", "adapter={kind: prefix}"],
-            "adapter.kind",
-            "conflict",
+            ["method={name: droppeft}", "adapter={kind: prefix}"], "adapter.kind", "conflict",
             "lora or bottleneck",
         ),
         (["method={name: droppeft, rates: 0.99}"], "method.rates", "out_of_range", ""),
     ],
-)
+)  # fmt: skip
 def test_settings_that_do_not_fit_are_refused(overrides: list[str], path: str, code: str, part: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         prepare(read_source(None, [*TINY, *overrides]))

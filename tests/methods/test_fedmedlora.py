@@ -52,7 +52,7 @@ def influence(run: Finished) -> dict[str, dict[str, Any]]:
 
 
 def test_sites_are_weighed_by_their_loss_and_their_examples(run_once: RunTiny) -> None:
-    """By the loss of a token, and by that of a record, which has as many times more as a record has tokens."""
+    """By the loss of a token; and by that of a record, larger by the number of its tokens."""
     other = "method={name: fedmedlora_plus, loss: records, temperature: 2.0, weighting: influence}"
     runs = run_once(*PLUS), run_once(other, *PLUS[1:])
     for run, temperature in zip(runs, (1.0, 2.0), strict=True):

@@ -247,11 +247,7 @@ def test_sketched_only_what_is_merged_goes_up_and_only_what_changed_comes_down(r
 
 
 def test_a_client_that_drops_out_is_not_taken_to_know_what_it_was_sent(run_once: RunTiny) -> None:
-    common = (
-        "federation={rounds: 4, dropout: 0.4, min_clients: 1, evaluate_every: 4}",
-        FEW,
-        "seed=1",
-    )
+    common = ("federation={rounds: 3, dropout: 0.4, min_clients: 1, evaluate_every: 3}", FEW, "seed=1")
     exact = run_once("method={name: fedtlu, portion: 0.34}", *common)
     sketched = run_once(SKETCHED, *common)
     assert any(event["failed"] for event in sketched.of("round"))
@@ -291,9 +287,7 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
     ("settings", "path", "code", "values"),
     [
         (
-            "update: random, selection: sketched",
-            "method",
-            "no_effect",
+            "update: random, selection: sketched", "method", "no_effect",
             ["selection sketched", "update random"],
         ),
         ("update: full, portion: 0.5", "method", "no_effect", ["portion", "update full"]),
@@ -301,13 +295,11 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
         ("portion: 0.0", "method.portion", "out_of_range", []),
         ("proximal: decoupled", "method", "no_effect", ["proximal decoupled"]),
         (
-            "selection: sketched, aggregation: median",
-            "method",
-            "conflict",
+            "selection: sketched, aggregation: median", "method", "conflict",
             ["aggregation median", "sketched"],
         ),
     ],
-)
+)  # fmt: skip
 def test_settings_without_a_meaning_are_refused(
     settings: str, path: str, code: str, values: list[str]
 ) -> None:

@@ -179,9 +179,7 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, 
     [
         ("front: 2, back: 1", "method.front", "conflict", ["model's 3", "from the command line"]),
         (
-            "cuts: {site-2: {front: 3, back: 0}}",
-            "method.cuts.site-2.front",
-            "conflict",
+            "cuts: {site-2: {front: 3, back: 0}}", "method.cuts.site-2.front", "conflict",
             ["model's 3", "from the command line"],
         ),
         ("mode: client_batch, in_flight: 2", "method", "out_of_range", ["in_flight=2"]),
@@ -190,49 +188,31 @@ def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, 
         ("mode: hierarchical, turns: step", "method", "no_effect", ["turns=step", "mode hierarchical"]),
         ("in_flight: 2", "method.in_flight", "no_effect", ["2", "training.accumulation 1"]),
         (
-            "cuts: {sit-2: {front: 0, back: 1}}",
-            "method.cuts.sit-2",
-            "unknown_name",
+            "cuts: {sit-2: {front: 0, back: 1}}", "method.cuts.sit-2", "unknown_name",
             ["'sit-2'", "site-1, site-2"],
         ),
         ("average_ends: 3", "method", "conflict", ["average_ends=3"]),
         ("average_ends: hand_on, turns: step", "method", "conflict", ["average_ends=hand_on", "turns"]),
         (
-            "average_ends: hand_on, mode: hierarchical",
-            "method",
-            "conflict",
+            "average_ends: hand_on, mode: hierarchical", "method", "conflict",
             ["average_ends=hand_on", "turns"],
         ),
         (
-            "average_ends: hand_on, cuts: {site-1: {front: 0, back: 0}}",
-            "method",
-            "conflict",
+            "average_ends: hand_on, cuts: {site-1: {front: 0, back: 0}}", "method", "conflict",
             ["average_ends=hand_on", "cuts"],
         ),
-        (
-            "mode: client_batch, cuts: {site-1: {front: 0, back: 0}}",
-            "method",
-            "conflict",
-            ["cuts", "mode"],
-        ),
+        ("mode: client_batch, cuts: {site-1: {front: 0, back: 0}}", "method", "conflict", ["cuts", "mode"]),
         ("noise: {scale: -1}", "method.noise.scale", "out_of_range", []),
         (
-            "noise: {on: gradients, inference: true}",
-            "method.noise",
-            "no_effect",
+            "noise: {on: gradients, inference: true}", "method.noise", "no_effect",
             ["inference=True", "on gradients"],
         ),
         ("full: [head]", "method.full.0", "unknown_name", ["'front', 'middle' or 'back'", "'head'"]),
         ("full: [front]", "method.full", "no_effect", ["adapter.kind lora"]),
         ("full: [front, middle, back]", "method", "no_effect", ["full", "adapter"]),
-        (
-            "full: [front], cuts: {site-1: {front: 0, back: 0}}",
-            "method",
-            "conflict",
-            ["full", "cuts"],
-        ),
+        ("full: [front], cuts: {site-1: {front: 0, back: 0}}", "method", "conflict", ["full", "cuts"]),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(settings: str, path: str, code: str, values: list[str]) -> None:
     with refused(ConfigurationError, code, at=path, values=values):
         prepare(read_source(None, [*TINY, f"method={{name: fl_llama, {settings}}}"]))

@@ -389,15 +389,20 @@ def test_a_model_learns_the_mentions(tokenizer: Any, make_model: Callable[[int],
     assert {name.split("/")[1] for name in scores if "/" in name} == set(task.known_types)
 
 
-def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_level: Any) -> None:
+def test_nearly_all_mentions_of_real_notes_can_be_reached(
+    data_root: Path, tmp_path: Path, byte_level: Any
+) -> None:
     folder = data_root / "maccrobat2020" / "brat"
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
-    documents = read(folder, "brat", unannotated="skip")[:60]
+    for path in sorted(folder.glob("*.ann"))[:30]:
+        for file in (path, path.with_suffix(".txt")):
+            (tmp_path / file.name).symlink_to(file.resolve())
+    documents = read(tmp_path, "brat")
     task = NamedEntityRecognition(max_length=128, stride=32).of_types(types_of(documents, "spans"))
     windows = task.encode(documents, byte_level)
     reach = mentions_reached(task, documents, windows)
-    assert reach.mentions > 5000
+    assert reach.mentions > 2500
     assert reach.discontinuous + reach.overlapping < 0.03 * reach.mentions  # what flat tags cannot hold
     assert reach.misaligned < 0.002 * reach.mentions  # slips of annotators, such as a word without its end
     for index, document in enumerate(documents):

@@ -141,13 +141,7 @@ def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: 
     [
         ([replace(DIALOGUES[0], text_pair=" ")], {}, "data.path", "nothing_to_learn", "of a"),
         (DIALOGUES, {"template": "nowhere.txt"}, "task.template", "not_found", "'nowhere.txt'"),
-        (
-            DIALOGUES,
-            {"template": "{text} {who}"},
-            "task.template",
-            "unknown_name",
-            "{section}, {text}",
-        ),
+        (DIALOGUES, {"template": "{text} {who}"}, "task.template", "unknown_name", "{section}, {text}"),
         (DIALOGUES, {"template": "{text} {"}, "task.template", "wrong_form", ""),
     ],
 )
