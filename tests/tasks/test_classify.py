@@ -304,8 +304,8 @@ def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any]
     documents = NOTES if kind == "multi_label" else ONE_EACH
     examples = task.encode(documents, tokenizer)
     batch = task.collate(examples)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3)
-    for _ in range(60):
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    for _ in range(35):
         loss, terms = task.loss(module, batch)
         (loss / terms).backward()
         optimizer.step()
