@@ -10,6 +10,7 @@ from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
 
+import jinja2
 import pytest
 import torch
 import typer.testing
@@ -124,6 +125,14 @@ def _commands_once() -> Iterator[None]:
         get_command = cache(typer.main.get_command)
         patched.setattr("typer.main.get_command", get_command)
         patched.setattr("typer.testing._get_command", get_command)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _card_once() -> Iterator[None]:
+    """PEFT compiles the template of its model card at each save, which takes longer than a tiny adapter."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("jinja2.Template", cache(jinja2.Template))
         yield
 
 

@@ -71,17 +71,13 @@ SCRIPTS = [
     ),
     pytest.param(
         "split_wire.py",
-        [
-            *("--blocks", "3", "--hidden", "8", "--rows", "2", "--columns", "8", "--steps", "1"),
-        ],
+        [*("--blocks", "3", "--hidden", "8", "--rows", "2", "--columns", "8", "--steps", "1")],
         {"step_bytes", "four_tensors_bytes", "mask_bytes_over_length_bytes"},
     ),
     pytest.param("import_time.py", ["--repeats", "1"], {"import_seconds", "over_start", "run_seconds"}),
     pytest.param(
         "split_generation.py",
-        [
-            *("--blocks", "3", "--hidden", "8", "--contexts", "8", "12", "--tokens", "3", "--repeats", "1"),
-        ],
+        [*("--blocks", "3", "--hidden", "8", "--contexts", "8", "12", "--tokens", "3", "--repeats", "1")],
         {"cached_over_uncached", "bytes_per_token", "context"},
     ),
     pytest.param(
@@ -107,11 +103,7 @@ SCRIPTS = [
         marks=pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of /proc/self/status"),
     ),
     pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}),
-    pytest.param(
-        "client_memory.py",
-        ["--few", "1", "--many", "2", "--rounds", "1"],
-        {"rss_ratio_2_over_1"},
-    ),
+    pytest.param("client_memory.py", ["--few", "1", "--many", "2", "--rounds", "1"], {"rss_ratio_2_over_1"}),
     pytest.param(
         "sketched_selection.py",
         [
@@ -141,16 +133,8 @@ SCRIPTS = [
     ),
     pytest.param(
         "private_step.py",
-        [
-            *("--units", "2", "--windows", "2", "--tokens", "24", "--repeats", "1"),
-            *("--memory-repeats", "1"),
-        ],
-        {
-            "patient_loop_over_plain",
-            "hooks_over_plain_lora",
-            "hooks_over_plain_top",
-            "peak_memory_ratio",
-        },
+        [*("--units", "2", "--windows", "2", "--tokens", "24", "--repeats", "1"), *("--memory-repeats", "1")],
+        {"patient_loop_over_plain", "hooks_over_plain_lora", "hooks_over_plain_top", "peak_memory_ratio"},
     ),
 ]
 

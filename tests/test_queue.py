@@ -195,7 +195,8 @@ def test_killed_at_random_it_ends_with_equal_results(tmp_path: Path, kills: int)
             victim.kill()
         except psutil.NoSuchProcess:
             continue
-        time.sleep(0.1)
+        if victim.pid == running.pid:
+            running.wait(timeout=120)
         if running.poll() is not None:
             running.communicate()
             running = queue.start()

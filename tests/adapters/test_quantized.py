@@ -107,11 +107,7 @@ def test_a_layer_that_would_be_read_wrongly_is_refused(saved: Callable[..., Path
 
 
 @pytest.mark.parametrize(
-    ("weights", "path"),
-    [
-        ("quantization: nf4", "model.quantization"),
-        ("dtype: bfloat16", "model.dtype"),
-    ],
+    ("weights", "path"), [("quantization: nf4", "model.quantization"), ("dtype: bfloat16", "model.dtype")]
 )
 def test_flora_is_refused_before_any_weights_are_loaded(folder: Path, weights: str, path: str) -> None:
     asked = (f"model={{name: {folder}, {weights}}}", "method={name: flora}", "task={name: lm}")

@@ -98,9 +98,7 @@ def test_a_model_is_saved_without_its_adapter_as_what_it_computes(
         torch.testing.assert_close(loaded(**batch).logits, model.module(**batch).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_fresh_adapter_changes_nothing_and_is_drawn_as_peft_draws_it(
-    adapted: Callable[..., Model],
-) -> None:
+def test_a_fresh_adapter_changes_nothing_and_is_drawn_as_peft_draws_it(adapted: Callable[..., Model]) -> None:
     model = adapted("llama")
     shapes = model.tensors([name for name in model.layout.all if is_lora(name)])
     one, same, other = (fresh(shapes, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))

@@ -80,11 +80,7 @@ def test_what_is_written_is_its_owners_alone_whatever_the_mask(tmp_path: Path) -
 
 
 def test_one_process_at_a_time_is_let_in(tmp_path: Path) -> None:
-    with (
-        taking_turns(tmp_path / "lock"),
-        (tmp_path / "lock").open() as other,
-        pytest.raises(BlockingIOError),
-    ):
+    with taking_turns(tmp_path / "lock"), (tmp_path / "lock").open() as other, pytest.raises(BlockingIOError):
         fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     with taking_turns(tmp_path / "lock"):
         pass

@@ -127,7 +127,7 @@ def test_a_smaller_alpha_skews_labels_more(seed: int) -> None:
 
 def test_dirichlet_shares_are_those_of_the_distribution() -> None:
     """Over many seeds a client's share of a label has a Dirichlet marginal's mean and variance."""
-    alpha, clients, count = 1.0, 4, 200
+    alpha, clients, count = 1.0, 4, 100
     rule = PartitionSettings(by="dirichlet", clients=clients, alpha=alpha)
     share = np.array(
         [
@@ -209,46 +209,34 @@ def test_client_names_sort_in_order_however_many() -> None:
         (Split(), {"by": "site"}, "partition.by", ["no documents"]),
         (corpus(30), {"by": "site", "clients": 4}, "partition.clients", ["4", "3 sites", "'site-2'"]),
         (
-            Split((document("a", site="x"),), (), (document("b", site="y"),)),
-            {"by": "site"},
-            "partition.by",
+            Split((document("a", site="x"),), (), (document("b", site="y"),)), {"by": "site"}, "partition.by",
             ["'y'", "training"],
         ),
         (corpus(10), {"by": "iid", "clients": 8}, "partition.clients", ["8 clients", "7", "10 documents"]),
         (Split(), {"by": "iid", "clients": 1}, "partition.clients", ["0 documents"]),
         (
-            Split(tuple(document(f"{i}") for i in range(9))),
-            {"by": "dirichlet", "clients": 2},
-            "partition.by",
-            ["'dirichlet'", "9 documents"],
+            Split(tuple(document(f"{i}") for i in range(9))), {"by": "dirichlet", "clients": 2},
+            "partition.by", ["'dirichlet'", "9 documents"],
         ),
         (
-            Split(tuple(document(f"{i}") for i in range(9))),
-            {"by": "dirichlet_equal", "clients": 2},
-            "partition.by",
-            ["'dirichlet_equal'", "9 documents"],
+            Split(tuple(document(f"{i}") for i in range(9))), {"by": "dirichlet_equal", "clients": 2},
+            "partition.by", ["'dirichlet_equal'", "9 documents"],
         ),
         (
             Split((Document("a", "x", text_pair="y"), *(document(f"{i}") for i in range(9)))),
-            {"by": "tokens", "clients": 2},
-            "partition.by",
-            ["1 of them", "pairs of texts", "'a'"],
+            {"by": "tokens", "clients": 2}, "partition.by", ["1 of them", "pairs of texts", "'a'"],
         ),
         (
-            corpus(20),
-            {"by": "dirichlet", "clients": 14, "alpha": 0.01},
-            "partition.alpha",
+            corpus(20), {"by": "dirichlet", "clients": 14, "alpha": 0.01}, "partition.alpha",
             ["alpha=0.01", "14 clients", "14 training", "client-", "raise partition.alpha"],
         ),
         (corpus(20), {"by": "quantity", "clients": 14, "alpha": 0.01}, "partition.alpha", ["alpha=0.01"]),
         (
-            corpus(20, labels=("drug",) * 9 + ("test",)),
-            {"by": "speciality", "clients": 14, "lean": 1.0},
-            "partition.lean",
-            ["lean=1", "lower partition.lean"],
+            corpus(20, labels=("drug",) * 9 + ("test",)), {"by": "speciality", "clients": 14, "lean": 1.0},
+            "partition.lean", ["lean=1", "lower partition.lean"],
         ),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_partitioned_is_refused(
     parts: Split, rule: dict[str, Any], path: str, words: list[str]
 ) -> None:

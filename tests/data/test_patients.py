@@ -134,25 +134,13 @@ def test_labels_and_sites_that_are_spelt_otherwise_stay_apart_and_are_named() ->
     ("text", "code", "values"),
     [
         ("", "missing", []),
-        (
-            "note,patient\nn1,p1\n",
-            "missing_column",
-            ["line 1", "document", "document, patient"],
-        ),
+        ("note,patient\nn1,p1\n", "missing_column", ["line 1", "document", "document, patient"]),
         ("n1,p1\nn2,p2\n", "missing_column", ["document, patient"]),
         ("document,patient\n", "not_enough_data", []),
-        (
-            "document,patient,site\nn1,p1,north\n",
-            "unknown_name",
-            ["'site'", "document and patient"],
-        ),
+        ("document,patient,site\nn1,p1,north\n", "unknown_name", ["'site'", "document and patient"]),
         ("document,patient\nn1,p1\nn2,\n", "missing", ["line 3", "the patient"]),
         ("document,patient\nn1,p1\n ,p2\n", "missing", ["line 3", "the document"]),
-        (
-            "document,patient\nn1,p1\nn2,p1\nn1,p2\n",
-            "conflict",
-            ["line 4", "'n1'", "'p2'", "'p1'", "line 2"],
-        ),
+        ("document,patient\nn1,p1\nn2,p1\nn1,p2\n", "conflict", ["line 4", "'n1'", "'p2'", "'p1'", "line 2"]),
         ("document,patient\nn1\n", "wrong_count", ["line 2", "1 fields"]),
         (
             "document,patient\nn1,p\udcff".encode("utf-8", "surrogateescape"),
@@ -173,10 +161,7 @@ def test_files_that_name_no_patients_are_told(
 
 def test_a_file_of_another_kind_or_that_is_not_there_is_told_by_its_setting(table, tmp_path: Path) -> None:
     for path, code in (
-        (
-            table("document,patient\nn1,p1\n", "patients.xlsx"),
-            "wrong_format",
-        ),
+        (table("document,patient\nn1,p1\n", "patients.xlsx"), "wrong_format"),
         (tmp_path / "absent.csv", "not_found"),
     ):
         with refused(ConfigurationError, code, at="data.patients", values=[path]):

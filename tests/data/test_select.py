@@ -12,13 +12,7 @@ from support import problems_of, refused
 from fedstrata.core.documents import MODIFIERS_OF, Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.data import DataSettings, LabelSettings
-from fedstrata.data.select import (
-    rename_relations,
-    select_labels,
-    select_relations,
-    select_types,
-    types_of,
-)
+from fedstrata.data.select import rename_relations, select_labels, select_relations, select_types, types_of
 
 NOTE = Document(
     "note",

@@ -19,6 +19,7 @@ from fedstrata.engine.run_folder import open_run
 
 LORA = "adapter={kind: lora, rank: 4}"
 SELDOM = ("federation={rounds: 2, evaluate_every: 2}", "data.synthetic.notes=6")
+VALIDATED = ("data.synthetic.notes=9", "data.split={train: 0.4, validation: 0.3, test: 0.3}")
 BOTTLENECK = "adapter={kind: bottleneck, width: 24}"
 
 
@@ -111,7 +112,7 @@ def test_a_rank_beyond_the_adapter_s_is_refused(run_tiny: RunTiny) -> None:
 
 def test_ranks_that_a_round_lacks_stay_as_they_were(run_once: RunTiny) -> None:
     """As zeros they could never train again: each factor's gradient is a multiple of the other."""
-    sampled = ("federation={rounds: 8, sample: 0.34, evaluate_every: 8}",)
+    sampled = ("federation={rounds: 5, sample: 0.34, evaluate_every: 5}", "data.synthetic.notes=6")
     run = run_once("method={name: hetlora, ranks: [1, 4]}", LORA, *sampled)
     seen = [set(state["ranks"].values()) for state in states(run)]
     assert {1} in seen and {4} in seen  # some rounds have the one, some the other
@@ -136,7 +137,9 @@ def test_ranks_whose_norms_fall_are_given_up(run_once: RunTiny) -> None:
 
 
 def test_adapters_grow_from_the_top_as_far_as_it_pays(run_once: RunTiny) -> None:
-    run = run_once("method={name: fedadaopt}", BOTTLENECK, "federation.rounds=5")
+    run = run_once(
+        "method={name: fedadaopt}", BOTTLENECK, *VALIDATED, "federation={rounds: 4, evaluate_every: 4}"
+    )
     before = (0, 8)
     for state in states(run):
         depth, width = state["depth"], state["width"]
@@ -168,7 +171,7 @@ def test_the_record_says_what_the_largest_of_them_trained_whoever_came_last(
         return done
 
     monkeypatch.setattr(Workplace, "compute", watched)
-    run = run_tiny("method={name: fedadaopt}")
+    run = run_tiny("method={name: fedadaopt}", *VALIDATED)
     assert any(numbers[-1] < max(numbers) for numbers in trained.values())
     told = {event["round"]: event["trainable_parameters"] for event in run.of("round")}
     assert told == {number: max(numbers) for number, numbers in trained.items()}

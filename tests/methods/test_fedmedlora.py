@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,7 +23,9 @@ from fedstrata.models.state import Model
 from fedstrata.wire import frame
 
 LORA = "adapter={kind: lora, rank: 2}"
-SERVER = ("data.split.server=3", "data.synthetic.notes=24")
+FEW = ("data.synthetic.notes=6", "federation.evaluate_every=2")
+SERVER = ("data.split.server=2", "data.synthetic.notes=12")
+PLUS = ("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
 
 
 def untrained(*overrides: str) -> Model:
@@ -43,62 +47,47 @@ def travelling(monkeypatch: pytest.MonkeyPatch) -> dict[type, set[str]]:
     return names
 
 
-@pytest.mark.parametrize("weighting", ["influence_examples", "influence"])
-def test_sites_are_weighed_by_their_loss_and_their_examples(run_once: RunTiny, weighting: str) -> None:
-    method = f"method={{name: fedmedlora_plus, weighting: {weighting}}}"
-    run = run_once(method, LORA, *SERVER, "federation={rounds: 1, evaluate_every: 2}")
-    examples = {event["client"]: event["examples"] for event in run.of("client")}
-    for event in run.of("round"):
-        facts = event["state"]["influence"]
-        assert set(facts) == {"site-1", "site-2", "site-3"}
-        raw = {client: math.exp(-own["loss"]) for client, own in facts.items()}
-        counts = examples if weighting == "influence_examples" else dict.fromkeys(examples, 1)
-        weighted = {client: counts[client] * own for client, own in raw.items()}
+def influence(run: Finished) -> dict[str, dict[str, Any]]:
+    return run.of("round")[0]["state"]["influence"]
+
+
+def test_sites_are_weighed_by_their_loss_and_their_examples(run_once: RunTiny) -> None:
+    """By the loss of a token; and by that of a record, larger by the number of its tokens."""
+    other = "method={name: fedmedlora_plus, loss: records, temperature: 2.0, weighting: influence}"
+    runs = run_once(*PLUS), run_once(other, *PLUS[1:])
+    for run, temperature in zip(runs, (1.0, 2.0), strict=True):
+        facts = influence(run)
+        assert run.summary["state"]["influence"] == facts and set(facts) == {"site-1", "site-2", "site-3"}
+        assert run.of("round")[0]["loss"] is not None
+        raw = {client: math.exp(-own["loss"] / temperature) for client, own in facts.items()}
+        examples = {event["client"]: event["examples"] for event in run.of("client")}
+        counts = examples if temperature == 1.0 else dict.fromkeys(examples, 1)
+        total = sum(counts[client] * own for client, own in raw.items())
         for client, own in facts.items():
             assert own["influence"] == pytest.approx(raw[client] / sum(raw.values()))
-            assert own["weight"] == pytest.approx(weighted[client] / sum(weighted.values()))
+            assert own["weight"] == pytest.approx(counts[client] * raw[client] / total)
             assert not own["capped"]
-        assert event["loss"] is not None
-    assert run.summary["state"]["influence"] == facts
-
-
-@pytest.mark.parametrize("loss", ["tokens", "records"])
-def test_the_loss_is_a_mean_of_tokens_or_of_records_and_has_a_temperature(
-    run_once: RunTiny, loss: str
-) -> None:
-    method = f"method={{name: fedmedlora_plus, loss: {loss}, temperature: 2.0, weighting: influence}}"
-    facts = run_once(method, LORA, *SERVER, "federation.rounds=1").of("round")[0]["state"]["influence"]
-    raw = {client: math.exp(-own["loss"] / 2.0) for client, own in facts.items()}
-    for client, own in facts.items():
-        assert own["influence"] == pytest.approx(raw[client] / sum(raw.values()))
-
-
-def test_a_loss_of_records_is_as_many_times_larger_as_records_have_tokens(run_once: RunTiny) -> None:
-    found = {}
-    for loss in ("tokens", "records"):
-        method = f"method={{name: fedmedlora_plus, loss: {loss}}}"
-        run = run_once(method, LORA, *SERVER, "federation.rounds=1")
-        found[loss] = run.of("round")[0]["state"]["influence"]
-    ratios = {found["records"][client]["loss"] / own["loss"] for client, own in found["tokens"].items()}
+    tokens, records = map(influence, runs)
+    ratios = {records[client]["loss"] / own["loss"] for client, own in tokens.items()}
     assert len({round(ratio, 6) for ratio in ratios}) == 1
     assert min(ratios) > 5
 
 
 def test_a_site_that_harms_the_server_s_documents_counts_less(run_once: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.3, kind: scale, strength: 300.0}"
-    run = run_once("method={name: fedmedlora_plus}", LORA, *SERVER, corrupt, "federation.rounds=1")
+    run = run_once(*PLUS, corrupt)
     (bad,) = run.of("run")[0]["corrupt"]["clients"]
-    facts = run.of("round")[0]["state"]["influence"]
+    facts = influence(run)
     assert max(facts, key=lambda client: facts[client]["loss"]) == bad
     assert facts[bad]["weight"] < 0.1
 
 
 @pytest.mark.slow  # test_influence holds the shares under a cap
 def test_no_site_has_more_than_the_cap(run_once: RunTiny) -> None:
-    sizes = "data.synthetic.imbalance=2.0"
-    free = run_once("method={name: fedmedlora_plus}", LORA, *SERVER, sizes, "federation.rounds=1")
-    capped = run_once("method={name: fedmedlora_plus, cap: 0.4}", LORA, *SERVER, sizes, "federation.rounds=1")
-    before, after = (run.summary["state"]["influence"] for run in (free, capped))
+    sizes = (*PLUS[1:], "data.synthetic.imbalance=2.0", "data.synthetic.notes=24")
+    free = run_once(PLUS[0], *sizes)
+    capped = run_once("method={name: fedmedlora_plus, cap: 0.4}", *sizes)
+    before, after = influence(free), influence(capped)
     largest = max(before, key=lambda client: before[client]["weight"])
     assert before[largest]["weight"] > 0.5
     assert after[largest] == before[largest] | {"weight": 0.4, "capped": True}
@@ -119,24 +108,20 @@ def test_without_documents_of_the_server_s_the_run_is_refused(run_tiny: RunTiny)
 
 
 def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(run_once: RunTiny) -> None:
-    runs = [
-        run_once(f"method={{name: {name}}}", *SERVER, "federation.rounds=1")
-        for name in ("fedmedlora_plus", "fedlora", "centralized")
-    ]
-    starts = [run.of("run")[0] for run in runs]
-    assert starts[0]["server_documents"] == starts[1]["server_documents"] == starts[2]["server_documents"]
-    assert starts[0]["data"] == starts[1]["data"] == starts[2]["data"]
-    experiment = prepare(read_source(None, [*TINY, *SERVER]))
-    known = {document.id for own in experiment.clients.values() for document in own.all}
-    assert len(starts[0]["server_documents"]) == 3
-    assert not known & set(starts[0]["server_documents"])
-    whole = prepare(read_source(None, [*TINY, SERVER[1]]))
-    everything = {document.id for own in whole.clients.values() for document in own.all}
-    assert everything == known | set(starts[0]["server_documents"])
+    def prepared(*overrides: str) -> tuple[set[str], set[str]]:
+        experiment = prepare(read_source(None, [*TINY, *overrides]))
+        known = {document.id for own in experiment.clients.values() for document in own.all}
+        return known, {document.id for document in experiment.server}
+
+    known, server = prepared(*SERVER, LORA, "method={name: fedlora}")
+    assert (known, server) == prepared(*SERVER, "method={name: centralized}")
+    assert len(server) == 2 and not known & server
+    assert set(run_once(*PLUS).of("run")[0]["server_documents"]) == server
+    assert prepared(SERVER[1]) == (known | server, set())
 
 
 def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_once: RunTiny) -> None:
-    run = run_once("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
+    run = run_once(*PLUS)
     texts = [document.text for document in prepare(read_source(None, [*TINY, *SERVER])).server]
     written = "".join(
         path.read_text(errors="ignore")
@@ -171,7 +156,7 @@ def test_influence_is_exported_under_numbers_and_not_names(run_once: RunTiny, tm
     from fedstrata.results.export import SUMMARY, export
     from fedstrata.results.result import open_result
 
-    run = run_once("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
+    run = run_once(*PLUS)
     out = tmp_path / "out"
     export(open_result(run.folder), out, licence=None, language=None, with_names=False)
     state = json.loads((out / SUMMARY).read_text())["state"]
@@ -186,10 +171,17 @@ def stores(run: Finished) -> dict[str, dict[str, torch.Tensor]]:
     }
 
 
+def assert_sent(run: Finished, names: Collection[str]) -> None:
+    """Tensors of these names, and headers."""
+    size = untrained().bytes_of(list(names))
+    assert size < run.summary["communication"]["bytes_up_per_client_round"] < size + 200 * (len(names) + 1)
+
+
 def test_fedsa_lora_shares_a_and_keeps_b_and_the_head(
-    run_once: RunTiny, travelling: dict[type, set[str]]
+    run_tiny: RunTiny, travelling: dict[type, set[str]]
 ) -> None:
-    run = run_once("method={name: fedsa_lora}", LORA)
+    run = run_tiny("method={name: fedsa_lora}", LORA, FEW[1])
+    assert_sent(run, run.state.tensors)
     assert run.state.tensors
     for names in (travelling[Plan], travelling[Update], set(run.state.tensors)):
         assert names == {name for name in run.state.tensors if is_first_factor(name)}
@@ -210,7 +202,8 @@ def test_fedsa_lora_shares_a_and_keeps_b_and_the_head(
 def test_ffa_lora_never_moves_or_sends_a(run_tiny: RunTiny, travelling: dict[type, set[str]]) -> None:
     from fedstrata.results.result import open_result
 
-    run = run_tiny("method={name: ffa_lora}", LORA)
+    run = run_tiny("method={name: ffa_lora}", LORA, *FEW)
+    assert_sent(run, run.state.tensors)
     assert not any(is_first_factor(name) for names in travelling.values() for name in names)
     assert travelling[Plan] == travelling[Update] == set(run.state.tensors)
     model, saved = untrained(), open_result(run.folder).model
@@ -219,17 +212,6 @@ def test_ffa_lora_never_moves_or_sends_a(run_tiny: RunTiny, travelling: dict[typ
         assert torch.equal(model.tensors([name])[name], saved.tensors([name])[name])
     assert {name.replace(".lora_B.", ".lora_A.") for name in run.state.tensors if is_lora(name)} == set(first)
     assert run.summary["trainable_parameters"] == sum(tensor.numel() for tensor in run.state.tensors.values())
-
-
-@pytest.mark.parametrize(("method", "factor"), [("fedsa_lora", ".lora_A."), ("ffa_lora", ".lora_B.")])
-def test_one_factor_is_what_is_sent(run_once: RunTiny, method: str, factor: str) -> None:
-    run = run_once(f"method={{name: {method}}}", LORA, "federation.rounds=1")
-    model = untrained()
-    head = [name for name in model.layout.head if method == "ffa_lora"]
-    wanted = [name for name in model.layout.all if factor in name] + head
-    size, header = model.bytes_of(wanted), 200 * len(wanted) + 200
-    sent = run.summary["communication"]["bytes_up_per_client_round"]
-    assert size < sent < size + header
 
 
 @pytest.mark.parametrize("name", ["fedmedlora", "fedmedlora_plus", "fedsa_lora", "ffa_lora"])

@@ -11,11 +11,12 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.prepare import prepare
 
 PREFIX = "adapter={kind: prefix, tokens: 3}"
+FEW = "data.synthetic.notes=6"
 MOMENTUM = "momentum/"
 
 
 def test_the_blocks_with_the_largest_gradients_are_shared_and_the_others_stay(run_tiny: RunTiny) -> None:
-    run = run_tiny("method={name: fedpeptao, shared_blocks: 1}", PREFIX)
+    run = run_tiny("method={name: fedpeptao, shared_blocks: 1}", PREFIX, FEW, "federation.evaluate_every=2")
     (state, _) = (event["state"] for event in run.of("round"))
     (shared,) = state["shared_blocks"]
     norms = state["block_gradient_norms"]
@@ -36,7 +37,7 @@ def test_a_prefix_fits_an_encoder_too() -> None:
 @pytest.mark.parametrize("rate", [0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_the_first_step_is_the_mean_s_and_later_ones_remember_it(run_once: RunTiny, rate: float) -> None:
     """The correction of the start makes the first step exactly the mean's, times the server's rate."""
-    sgd = ("training.optimizer=sgd", "training.learning_rate=0.1", PREFIX)
+    sgd = ("training.optimizer=sgd", "training.learning_rate=0.1", PREFIX, FEW)
     method = f"method={{name: fedpeptao, shared_blocks: 1.0, server_learning_rate: {rate}}}"
     one = run_once(method, *sgd, "federation.rounds=1")
     plain = run_once("method={name: fedavg}", *sgd, "federation.rounds=1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from fedstrata.methods.fedtlu import FedTLU
 from fedstrata.models.state import Model
 from fedstrata.policies.scores import ABOVE_NOISE
 
+FEW = "data.synthetic.notes=6"
 SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
 SKETCHED = "method={name: fedtlu, portion: 0.34, selection: sketched, width: 100000}"
 
@@ -31,9 +33,14 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
         torch.testing.assert_close(tensor, other[name], rtol=1e-4, atol=1e-6)
 
 
+@cache
+def tiny() -> Model:
+    return prepare(read_source(None, list(TINY))).model
+
+
+@cache
 def start() -> dict[str, torch.Tensor]:
-    model = prepare(read_source(None, list(TINY))).model
-    return model.snapshot(model.layout.all)
+    return tiny().snapshot(tiny().layout.all)
 
 
 def changed(run: Finished) -> set[str]:
@@ -50,7 +57,7 @@ def states(run: Finished) -> list[dict[str, Any]]:
 
 
 def test_blocks_that_are_not_merged_stay_as_they_were(run_once: RunTiny) -> None:
-    run = run_once("method={name: fedtlu, portion: 0.34}", "federation.rounds=1")
+    run = run_once("method={name: fedtlu, portion: 0.34}", "federation.rounds=1", FEW)
     (state,) = states(run)
     blocks = blocks_of(run)
     (kept,) = state["merged_blocks"]
@@ -97,7 +104,7 @@ class Noise:
 
 
 def test_where_blocks_cannot_be_told_apart_it_is_said_once() -> None:
-    method, model = FedTLU(portion=0.34), prepare(read_source(None, list(TINY))).model
+    method, model = FedTLU(portion=0.34), tiny()
     state, noise = method.start(model), Noise(1)
     for number in range(3):
         state = method.round(state, noise, Seed(number))  # type: ignore[arg-type]
@@ -123,7 +130,7 @@ class Rounded(Noise):
 
 
 def test_rounding_is_no_signal_and_the_record_says_how_many_numbers_moved() -> None:
-    method, model = FedTLU(portion=0.34), prepare(read_source(None, list(TINY))).model
+    method, model = FedTLU(portion=0.34), tiny()
     cohort = Rounded(1)
     state = method.round(method.start(model), cohort, Seed(0))  # type: ignore[arg-type]
     assert state.values["above_noise"] <= ABOVE_NOISE
@@ -136,18 +143,17 @@ def test_rounding_is_no_signal_and_the_record_says_how_many_numbers_moved() -> N
 
 @pytest.mark.parametrize("scored", ["matrices", "small"])
 def test_a_score_of_matrices_or_of_the_rest_alone(scored: str) -> None:
-    method, model = FedTLU(portion=0.34, scored=scored), prepare(read_source(None, list(TINY))).model
+    method, model = FedTLU(portion=0.34, scored=scored), tiny()
     state = method.round(method.start(model), Noise(1), Seed(0))  # type: ignore[arg-type]
     dimensions = {state.tensors[name].dim() for name in state.values["tensor_scores"]}
     assert dimensions == ({2} if scored == "matrices" else {1})
 
 
 def test_the_worst_blocks_are_those_of_lowest_score() -> None:
-    model = prepare(read_source(None, list(TINY))).model
     kept = {}
     for update in ("targeted", "worst"):
         method = FedTLU(portion=0.34, update=update)
-        state = method.round(method.start(model), Noise(1, ".layers.1."), Seed(0))  # type: ignore[arg-type]
+        state = method.round(method.start(tiny()), Noise(1, ".layers.1."), Seed(0))  # type: ignore[arg-type]
         (kept[update],) = state.values["merged_blocks"]
         scores = state.values["block_scores"]
     assert kept == {"targeted": scores.index(max(scores)), "worst": scores.index(min(scores))}
@@ -168,7 +174,7 @@ def test_scored_has_no_meaning_without_scores(update: str) -> None:
 
 
 def test_last_changes_what_follows_the_blocks(run_once: RunTiny) -> None:
-    run = run_once("method={name: fedtlu, update: last}", "federation.rounds=1")
+    run = run_once("method={name: fedtlu, update: last}", "federation.rounds=1", FEW)
     assert changed(run) == {"model.norm.weight", "score.weight", "score.bias"}
     assert states(run) == [{"merged_blocks": []}]
 
@@ -208,14 +214,16 @@ def test_last_is_the_head_of_a_language_model_tied_or_not(config: Any, last: set
 
 def test_the_portion_steps_down(run_once: RunTiny) -> None:
     schedule = "{portions: [1.0, 0.67, 0.34], patience: 1, threshold: 0.9}"
-    run = run_once(f"method={{name: fedtlu, portion: {schedule}}}", "federation.rounds=4")
+    run = run_once(
+        f"method={{name: fedtlu, portion: {schedule}}}", "federation={rounds: 4, evaluate_every: 4}", FEW
+    )
     assert [state["portion"] for state in states(run)] == [1.0, 1.0, 0.67, 0.34]
     assert [len(state["merged_blocks"]) for state in states(run)] == [3, 3, 2, 1]
 
 
 def test_sketched_only_what_is_merged_goes_up_and_only_what_changed_comes_down(run_once: RunTiny) -> None:
     small = SKETCHED.replace("100000", "8")
-    common = ("federation.rounds=3", "federation.evaluate_every=3")
+    common = ("federation={rounds: 3, evaluate_every: 3}", FEW)
     exact = run_once("method={name: fedtlu, portion: 0.34}", *common)
     run = run_once(small, *common)
     blocks = blocks_of(run)
@@ -239,11 +247,7 @@ def test_sketched_only_what_is_merged_goes_up_and_only_what_changed_comes_down(r
 
 
 def test_a_client_that_drops_out_is_not_taken_to_know_what_it_was_sent(run_once: RunTiny) -> None:
-    common = (
-        "federation={rounds: 5, dropout: 0.4, min_clients: 1, evaluate_every: 5}",
-        "data.synthetic.notes=6",
-        "seed=1",
-    )
+    common = ("federation={rounds: 3, dropout: 0.4, min_clients: 1, evaluate_every: 3}", FEW, "seed=1")
     exact = run_once("method={name: fedtlu, portion: 0.34}", *common)
     sketched = run_once(SKETCHED, *common)
     assert any(event["failed"] for event in sketched.of("round"))
@@ -283,9 +287,7 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
     ("settings", "path", "code", "values"),
     [
         (
-            "update: random, selection: sketched",
-            "method",
-            "no_effect",
+            "update: random, selection: sketched", "method", "no_effect",
             ["selection sketched", "update random"],
         ),
         ("update: full, portion: 0.5", "method", "no_effect", ["portion", "update full"]),
@@ -293,13 +295,11 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
         ("portion: 0.0", "method.portion", "out_of_range", []),
         ("proximal: decoupled", "method", "no_effect", ["proximal decoupled"]),
         (
-            "selection: sketched, aggregation: median",
-            "method",
-            "conflict",
+            "selection: sketched, aggregation: median", "method", "conflict",
             ["aggregation median", "sketched"],
         ),
     ],
-)
+)  # fmt: skip
 def test_settings_without_a_meaning_are_refused(
     settings: str, path: str, code: str, values: list[str]
 ) -> None:

@@ -155,6 +155,7 @@ def test_clients_of_several_ranks_send_adapters_of_several_sizes(run_once: RunTi
         "adapter={kind: lora, rank: 4}",
         "seed=2",
         "federation.rounds=1",
+        "data.synthetic.notes=6",
     )
     state = run.of("round")[0]["state"]
     ranks = state["ranks"]

@@ -78,8 +78,9 @@ def test_a_method_of_ones_own_is_planned_and_run(run_once: RunTiny) -> None:
 
 def test_it_is_averaged_by_a_rule_and_goes_on(run_tiny: RunTiny) -> None:
     method = f"method={{name: '{NAMED}', aggregation: median}}"
-    whole = run_tiny(method, out="whole")
-    run_tiny(method, "federation.rounds=1", out="part")
+    few = "data.synthetic.notes=6"
+    whole = run_tiny(method, few, out="whole")
+    run_tiny(method, few, "federation.rounds=1", out="part")
     resumed = run_tiny("federation.rounds=2", out="part", resume=True)
     assert whole.state.values["aggregation"] == {"updates": 3, "not_finite": []}
     for name, tensor in whole.state.tensors.items():

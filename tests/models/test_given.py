@@ -89,34 +89,26 @@ def test_a_factory_is_drawn_from_the_seed_and_may_give_a_transformers_model() ->
         ({"name": "own_models:tokenizer"}, "model.name", "failed", ["'own_models:tokenizer'", "TypeError"]),
         ({"name": "own_models:plain", "dtype": "bfloat16"}, "model.dtype", "no_effect", []),
         (
-            {"name": "own_models:plain", "weights": "/nowhere"},
-            "model.weights",
-            "not_found",
+            {"name": "own_models:plain", "weights": "/nowhere"}, "model.weights", "not_found",
             ["model.safetensors"],
         ),
         (
-            {"name": "own_models:two_lists"},
-            "model.blocks",
-            "missing",
+            {"name": "own_models:two_lists"}, "model.blocks", "missing",
             ["encoder.layers: 3 x TransformerEncoderLayer; exp"],
         ),
         (
-            {"name": "own_models:two_lists", "blocks": "encoder"},
-            "model.blocks",
-            "unknown_name",
+            {"name": "own_models:two_lists", "blocks": "encoder"}, "model.blocks", "unknown_name",
             ["'encoder'", "torch.nn.ModuleList"],
         ),
         (
-            {"name": "own_models:plain", "blocks": "encoder.layers"},
-            "model.blocks",
-            "no_effect",
+            {"name": "own_models:plain", "blocks": "encoder.layers"}, "model.blocks", "no_effect",
             ["encoder.layers"],
         ),
         ({"name": "own_models:bert", "blocks": "bert.encoder.layer"}, "model.blocks", "no_effect", []),
         ({"name": "mini", "blocks": "encoder.layer"}, "model.blocks", "no_effect", []),
     ],
     ids=lambda value: str(value)[:40],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_one_problem(
     settings: dict[str, str], path: str, code: str, values: list[str]
 ) -> None:
@@ -156,51 +148,33 @@ def of_states(self: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
     ("factory", "kind", "path", "code", "said"),
     [
         (
-            changed(forward=of_words),
-            "token-classification",
-            "model.name",
-            "not_callable",
+            changed(forward=of_words), "token-classification", "model.name", "not_callable",
             "no input_ids and no attention_mask",
         ),
         (changed(forward=of_states), "token-classification", "model.name", "wrong_shape", "(2, 3, 32)"),
         (
-            changed(forward=of_blocks_backwards),
-            "token-classification",
-            "model.blocks",
-            "not_supported",
+            changed(forward=of_blocks_backwards), "token-classification", "model.blocks", "not_supported",
             "encoder.layers.2, encoder.layers.1, encoder.layers.0",
         ),
         (
-            changed(embed=lambda _: nn.Embedding(7, 32)),
-            "token-classification",
-            "model.name",
-            "not_callable",
-            "IndexError",
+            changed(embed=lambda _: nn.Embedding(7, 32)), "token-classification", "model.name",
+            "not_callable", "IndexError",
         ),
         (changed(each=lambda _: "token"), "causal-lm", "model.name", "sees_ahead", ""),
         (
-            changed(encoder=lambda module: nn.Sequential(*module.encoder.layers)),
-            "token-classification",
-            "model.name",
-            "no_blocks",
-            "ModuleList",
+            changed(encoder=lambda module: nn.Sequential(*module.encoder.layers)), "token-classification",
+            "model.name", "no_blocks", "ModuleList",
         ),
         (
-            lambda kind, labels: own_models.plain(kind, labels)[0],
-            "token-classification",
-            "model.name",
-            "wrong_type",
-            "(module, tokenizer)",
+            lambda kind, labels: own_models.plain(kind, labels)[0], "token-classification", "model.name",
+            "wrong_type", "(module, tokenizer)",
         ),
         (
-            lambda kind, labels: (nn.Linear(2, 2), object()),
-            "token-classification",
-            "model.name",
-            "no_offsets",
-            "object",
+            lambda kind, labels: (nn.Linear(2, 2), object()), "token-classification", "model.name",
+            "no_offsets", "object",
         ),
     ],
-)
+)  # fmt: skip
 def test_what_a_module_must_offer_is_checked_by_calling_it(
     factory: Any, kind: str, path: str, code: str, said: str
 ) -> None:
@@ -257,8 +231,7 @@ def test_an_installed_package_names_a_factory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "adapter",
-    ["null", pytest.param("{kind: bottleneck, targets: [linear2]}", marks=pytest.mark.slow)],
+    "adapter", ["null", pytest.param("{kind: bottleneck, targets: [linear2]}", marks=pytest.mark.slow)]
 )
 def test_the_code_of_an_exported_card_runs(
     adapter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -49,9 +49,10 @@ def test_a_mean_that_no_rates_have_is_refused(mean: float) -> None:
         block_rates(mean, 4)
 
 
+@pytest.mark.parametrize("draws", ["independent", "exact"])
 @given(rates=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12), seed=st.integers(0, 2**32))
-def test_at_least_one_block_runs(rates: list[float], seed: int) -> None:
-    dropout = LayerDropout(rates, Seed(seed))
+def test_at_least_one_block_runs(draws: Any, rates: list[float], seed: int) -> None:
+    dropout = LayerDropout(rates, Seed(seed), draws)
     for _ in range(20):
         skipped = dropout.draw()
         assert len(skipped) < len(rates)
@@ -114,12 +115,3 @@ def test_any_two_blocks_are_skipped_together_in_some_exact_draw() -> None:
     dropout = LayerDropout([0.5] * 6, Seed(0), "exact")
     pairs = {pair for _ in range(500) for pair in combinations(dropout.draw(), 2)}
     assert len(pairs) == 15
-
-
-@given(rates=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12), seed=st.integers(0, 2**32))
-def test_at_least_one_block_runs_in_an_exact_draw(rates: list[float], seed: int) -> None:
-    dropout = LayerDropout(rates, Seed(seed), "exact")
-    for _ in range(20):
-        skipped = dropout.draw()
-        assert len(skipped) < len(rates)
-        assert all(rates[block] > 0 for block in skipped)

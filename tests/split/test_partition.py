@@ -34,8 +34,9 @@ from fedstrata.split.rows import Rows
 SHARED = {"deberta": "rel_embeddings", "deberta-v2": "rel_embeddings", "mpnet": "relative_attention_bias"}
 
 
-KINDS = dict(reversed(VARIANTS))
-"""The first kind of every family."""
+UNLIKE = {"llama", "gemma3", "gpt2", "bert", "deberta-v2", "bloom", "mixtral", "mpnet", "modernbert", "phi"}
+KINDS = {family: kind for family, kind in reversed(VARIANTS) if family in UNLIKE}
+"""The first kind of families whose blocks are handed the most unlike things."""
 
 
 def names(model: Model) -> set[str]:

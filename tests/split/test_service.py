@@ -159,11 +159,7 @@ def test_those_who_wait_for_an_average_get_one_without_the_lost(replica: Replica
 SHORT = Rows(8, (0, 0)).to_json()
 LEFT = Rows(9, (4, 0), "left").to_json()
 UNFIT: dict[str, tuple[Message, str, list[str]]] = {
-    "another cut": (
-        states(cut=[-1, 0]),
-        "not_agreed",
-        ["Cut(front=-1, back=0)", "Cut(front=1, back=1)"],
-    ),
+    "another cut": (states(cut=[-1, 0]), "not_agreed", ["Cut(front=-1, back=0)", "Cut(front=1, back=1)"]),
     "rows of another length": (states(rows=SHORT), "wrong_shape", ["(2, 9, 32)", "2 rows of 8"]),
     "fewer rows": (states(rows=Rows(9, (0,)).to_json()), "wrong_shape", ["(2, 9, 32)", "1 rows of 9"]),
     "no rows": (states(rows=None), "missing", ["rows"]),

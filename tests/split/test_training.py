@@ -51,8 +51,9 @@ from fedstrata.train.local import train_mode
 
 CUTS = [Cut(0, 0), Cut(1, 0), Cut(0, 1), Cut(2, 0), Cut(0, 2)]
 """All but one block on each side, which every architecture is divided at with every head."""
-KINDS = dict(reversed(VARIANTS))
-"""The first kind of every family."""
+UNLIKE = {"llama", "gemma3", "gpt2", "bert", "deberta-v2", "bloom", "mixtral", "mpnet", "modernbert", "phi"}
+KINDS = {family: kind for family, kind in reversed(VARIANTS) if family in UNLIKE}
+"""The first kind of families whose blocks are handed the most unlike things."""
 DIFFERENT = ("llama", "gemma3", "gpt2", "deberta-v2")
 """Families that differ in what a side needs to compute with: positions, windows, what all blocks share."""
 NARROW = {"sliding_window": 4, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}

@@ -227,9 +227,7 @@ def test_the_labels_of_a_corpus_are_those_of_all_its_documents() -> None:
     assert (task.head_type, task.metric) == ("multi_label_classification", "micro_f1")
 
 
-def test_documents_without_a_label_among_others_are_told_of(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_documents_without_a_label_among_others_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     documents = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
     assert DocumentClassification().fitted(documents).metric == "micro_f1"
     assert f" 1 of {len(ONE_EACH) + 1} " in caplog.text
@@ -251,17 +249,11 @@ def test_auto_is_single_label_where_every_document_has_one() -> None:
     ("changes", "documents", "path", "code", "values"),
     [
         (
-            {"problem_type": "single_label"},
-            NOTES,
-            "task.problem_type",
-            "conflict",
+            {"problem_type": "single_label"}, NOTES, "task.problem_type", "conflict",
             ["document 'a'", "2 labels", "1 more"],
         ),
         (
-            {"problem_type": "single_label"},
-            NOTES[1:],
-            "task.problem_type",
-            "conflict",
+            {"problem_type": "single_label"}, NOTES[1:], "task.problem_type", "conflict",
             ["document 'b'", "0 labels"],
         ),
         ({}, ONE_EACH[:1], "data.labels", "not_enough_data", ["1 documents", "1 different", "least 2"]),
@@ -269,7 +261,7 @@ def test_auto_is_single_label_where_every_document_has_one() -> None:
         ({"threshold": 0.3}, ONE_EACH, "task", "no_effect", ["threshold=0.3"]),
         ({"positive_weight": 2.0}, ONE_EACH, "task", "no_effect", ["positive_weight=2"]),
     ],
-)
+)  # fmt: skip
 def test_a_corpus_that_does_not_fit_is_refused(
     changes: dict[str, Any], documents: list[Document], path: str, code: str, values: list[str]
 ) -> None:
@@ -301,9 +293,7 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
     ("tokenizer", "classifier", "kind"),
     [
         pytest.param(
-            *case,
-            id="-".join(case),
-            marks=() if case in {QUICK_SINGLE, QUICK_MULTI} else pytest.mark.slow,
+            *case, id="-".join(case), marks=() if case in {QUICK_SINGLE, QUICK_MULTI} else pytest.mark.slow
         )
         for case in product(("byte_level", "word_piece"), ("llama", "bert"), ("single_label", "multi_label"))
     ],
@@ -314,8 +304,8 @@ def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any]
     documents = NOTES if kind == "multi_label" else ONE_EACH
     examples = task.encode(documents, tokenizer)
     batch = task.collate(examples)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=5e-3)
-    for _ in range(60):
+    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
+    for _ in range(35):
         loss, terms = task.loss(module, batch)
         (loss / terms).backward()
         optimizer.step()
@@ -324,10 +314,7 @@ def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any]
     assert task.score(documents, answers)[task.metric] == 1.0
 
 
-def test_the_loss_of_a_bfloat16_model_is_summed_in_float32(
-    tokenizer: Any, classifier: Callable[[], Any]
-) -> None:
+def test_predictions_of_a_bfloat16_model_are_float32(byte_level: Any, classifier: Callable[[], Any]) -> None:
     task, module = task_of(), classifier().to(torch.bfloat16)
-    batch = task.collate(task.encode(NOTES, tokenizer))
-    assert task.loss(module, batch)[0].dtype == torch.float32
+    batch = task.collate(task.encode(NOTES, byte_level))
     assert task.predict(module, batch)[0].dtype == np.float32

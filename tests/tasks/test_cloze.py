@@ -87,12 +87,7 @@ def words(example: ClozeExample, tokenizer: Any) -> tuple[str, list[str]]:
             [" no", " yes", " maybe"],
             [0, 1, 2],
         ),
-        (
-            "boolq",
-            "The patient has chest pain 0.\nQuestion: is it pain?\nAnswer:",
-            [" no", " yes"],
-            [1, 0],
-        ),
+        ("boolq", "The patient has chest pain 0.\nQuestion: is it pain?\nAnswer:", [" no", " yes"], [1, 0]),
         (
             "wic",
             '"The patient has chest pain 0." / "No pain."\nQuestion: Similar sense of "pain"?\nAnswer:',
@@ -302,13 +297,7 @@ CHOICELESS = [replace(own, metadata={"superglue": "copa", "question": "cause"}) 
         (DOCUMENTS["rte"], {"template": "nowhere"}, "task.template", "not_found", "'nowhere'"),
         (DOCUMENTS["rte"], {"template": "{answer} {word}"}, "task.template", "unknown_name", "{word}"),
         (DOCUMENTS["rte"], {"template": "Is it {answer}?"}, "task.template", "no_effect", "{answer}"),
-        (
-            [replace(own, labels=()) for own in DOCUMENTS["copa"]],
-            {},
-            "data.path",
-            "nothing_to_learn",
-            "of a",
-        ),
+        ([replace(own, labels=()) for own in DOCUMENTS["copa"]], {}, "data.path", "nothing_to_learn", "of a"),
     ],
 )
 def test_bad_settings_are_told(

@@ -61,8 +61,7 @@ def check(module: Any, examples: list[ClozeExample]) -> None:
 
 @pytest.mark.parametrize("longest", [1, 4])
 @pytest.mark.parametrize(
-    "family",
-    [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES],
+    "family", [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES]
 )
 def test_answers_in_a_batch_are_as_likely_as_alone(tiny_model: Make, family: str, longest: int) -> None:
     module = tiny_model(family, "causal-lm").module.train(False)

@@ -42,7 +42,7 @@ def tokenizer() -> Any:
 @cache
 def module() -> nn.Module:
     """A model whose answers have tags: `mini`, whose embedding of tags is made as likely as that of text."""
-    own = AutoModelForCausalLM.from_pretrained(MINI, dtype=torch.float32).eval()
+    own = AutoModelForCausalLM.from_pretrained(MINI, dtype=torch.float32, num_hidden_layers=2).eval()
     head = nn.Linear(own.lm_head.in_features, own.lm_head.out_features)
     torch.manual_seed(1)
     with torch.no_grad():
@@ -124,7 +124,7 @@ def slow(model: nn.Module, text: str, prompt: Sequence[int]) -> tuple[Span, ...]
 
 @pytest.fixture(scope="module")
 def examples() -> list[Any]:
-    return TASK.encode(documents(2), tokenizer())[:7] + TASK.encode(documents(0), tokenizer())
+    return TASK.encode(documents(1), tokenizer())[:3] + TASK.encode(documents(0), tokenizer())
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_every_answer_is_the_sentence_with_tags() -> None:
     """Whatever the weights: with random ones tags stand anywhere."""
     torch.manual_seed(3)
     own = AutoModelForCausalLM.from_config(module().config).eval()
-    given = documents(1)
+    given = documents(0)
     made = TASK.encode(given, tokenizer())
     answers = copy_marked(own, batch_of(made))
     found = TASK.decode(given, made, answers)
@@ -186,7 +186,7 @@ def test_behind_every_tag_the_rest_of_the_sentence_is_spelled(text: str) -> None
         assert tokenizer().decode(tokens) in rests
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_text_and_tags_are_tokenised_apart_and_give_the_answer(seed: int) -> None:
     draw = random.Random(seed)  # noqa: S311
     text = draw.choice([*ODD[:2], "He denies chest pain, fever and cough; given aspirin 81 mg."])

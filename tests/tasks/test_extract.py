@@ -19,7 +19,6 @@ from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaCon
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.seeding import Seed
 from fedstrata.data.split import Split
 from fedstrata.data.synthetic import generate as generate_corpus
 from fedstrata.metrics.relations import triples_of
@@ -28,7 +27,6 @@ from fedstrata.tasks.extract import FAULTS, Extracted, Extraction
 from fedstrata.tasks.instruction.examples import Example
 from fedstrata.tasks.instruction.instructions import TemplateFiles, budget_of
 from fedstrata.tasks.instruction.markup import mark
-from fedstrata.tasks.windows import IGNORED
 
 SHORT = {"templates": "short", "mentions": ["drug", "problem"], "modifiers": MODIFIERS, "max_length": 400}
 
@@ -327,15 +325,3 @@ def test_a_chat_template_is_used_where_there_is_one(byte_level: Any) -> None:
     assert example.input_ids.tolist().count(0) == 1  # one token that begins a text, and not two
     never, _ = words(task_of(tasks=["ner"], chat="never").encode([NOTE], chatty)[0])
     assert never == "Mentions: Denies fever.\nMarked:\n"
-
-
-@pytest.mark.parametrize("kind", ["shuffled_labels", "shuffled_tokens", "label_flips"])
-def test_a_corrupt_client_trains_on_disorder(byte_level: Any, kind: str) -> None:
-    task = task_of()
-    examples = task.encode([NOTE], byte_level)
-    corrupt = task.corrupt(examples, kind, byte_level, Seed(0))
-    for one, other in zip(examples, corrupt, strict=True):
-        assert len(one) == len(other)
-        assert ((one.targets == IGNORED) == (other.targets == IGNORED)).all()
-        changed = one.input_ids if kind == "shuffled_tokens" else one.targets
-        assert (changed != (other.input_ids if kind == "shuffled_tokens" else other.targets)).any()

@@ -31,57 +31,33 @@ def test_types_come_from_the_training_documents() -> None:
     ("document", "changes", "path", "code", "text"),
     [
         (
-            replace(NOTE, spans=(), relations=()),
-            {"tasks": ["ner"]},
-            "task.mentions",
-            "nothing_to_learn",
+            replace(NOTE, spans=(), relations=()), {"tasks": ["ner"]}, "task.mentions", "nothing_to_learn",
             "'auto'",
         ),
         (replace(NOTE, relations=()), {}, "task.modifiers", "nothing_to_learn", "'auto'"),
         (
-            replace(NOTE, spans=(Span(0, 2, 'a"b'),), relations=()),
-            {"tasks": ["ner"]},
-            "task.mentions",
-            "wrong_form",
-            'a"b',
+            replace(NOTE, spans=(Span(0, 2, 'a"b'),), relations=()), {"tasks": ["ner"]}, "task.mentions",
+            "wrong_form", 'a"b',
         ),
         (
-            NOTE,
-            {"templates": TemplateFiles(ner="nowhere.txt")},
-            "task.templates.ner",
-            "not_found",
+            NOTE, {"templates": TemplateFiles(ner="nowhere.txt")}, "task.templates.ner", "not_found",
             "'nowhere.txt'",
         ),
         (
-            NOTE,
-            {"templates": TemplateFiles(re="{input} {where}")},
-            "task.templates.re",
-            "unknown_name",
+            NOTE, {"templates": TemplateFiles(re="{input} {where}")}, "task.templates.re", "unknown_name",
             "names {where}",
         ),
         (NOTE, {"templates": TemplateFiles(re="{input")}, "task.templates.re", "not_found", "'{input'"),
         (NOTE, {"templates": TemplateFiles(ner="{input} {")}, "task.templates.ner", "wrong_form", ""),
         (replace(NOTE, text_pair="x"), {}, "task.name", "not_supported", "'note'"),
         (NOTE, {"modifiers": {"problem": []}}, "task.modifiers", "missing", ""),
-        (
-            NOTE,
-            {"mentions": ["problm"]},
-            "task.mentions",
-            "unknown_name",
-            "'problm'",
-        ),
+        (NOTE, {"mentions": ["problm"]}, "task.mentions", "unknown_name", "'problm'"),
         (NOTE, {"modifiers": {"problm": ["severity"]}}, "task.modifiers", "unknown_name", "mean 'problem'?"),
         (NOTE, {"modifiers": {"problem": ["severty"]}}, "task.modifiers", "unknown_name", "mean 'severity'?"),
         (NOTE, {"definitions": {"problm": "x"}}, "task.definitions", "unknown_name", "mean 'problem'?"),
-        (
-            LACKING,
-            {"tasks": ["re"], "modifiers": MODIFIERS},
-            "task.tasks",
-            "nothing_to_learn",
-            "of a",
-        ),
+        (LACKING, {"tasks": ["re"], "modifiers": MODIFIERS}, "task.tasks", "nothing_to_learn", "of a"),
     ],
-)
+)  # fmt: skip
 def test_bad_settings_are_told(
     document: Document, changes: dict[str, Any], path: str, code: str, text: str
 ) -> None:

@@ -139,31 +139,6 @@ def test_packed_likelihoods_are_those_of_a_loop_over_the_windows_of_the_stream(
     assert some["loss"] == pytest.approx(sum(expected[2:]) / tokens, rel=1e-5)
 
 
-def test_padding_changes_no_likelihood_and_no_loss(model: Any, byte_level: Any) -> None:
-    task = LanguageModelling(max_length=64).restored(())
-    passages = task.encode(DOCUMENTS, byte_level)
-    together, alone = nats(task, model, passages, size=len(passages)), nats(task, model, passages, size=1)
-    for one, other in zip(together, alone, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-4)
-    with torch.no_grad():
-        total, count = task.loss(model, task.collate(passages))
-    assert float(total) == pytest.approx(sum(float(own.sum()) for own in alone), rel=1e-5)
-    assert int(count) == sum(map(len, passages))
-
-
-def test_alone_a_document_does_not_depend_on_its_neighbours(model: Any, byte_level: Any) -> None:
-    task = LanguageModelling(max_length=16).restored(("LABEL_0", "LABEL_1"))
-
-    def answers(documents: list[Document]) -> dict[str, float]:
-        passages = task.encode(documents, byte_level)
-        found = task.decode(documents, passages, nats(task, model, passages, size=1))
-        return {document.id: answer.nats for document, answer in zip(documents, found, strict=True)}
-
-    backwards = answers(DOCUMENTS[::-1])
-    assert backwards == pytest.approx(answers(DOCUMENTS))
-    assert answers(DOCUMENTS[2:3]) == pytest.approx({"2": backwards["2"]})
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("at_a_time", [1, 400 * 7, 2**24])
 def test_loss_and_gradient_are_those_of_float32_logits(

@@ -345,24 +345,6 @@ def test_the_loss_is_the_sum_over_owned_tokens(tokenizer: Any, make_model: Calla
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
 
 
-def test_the_loss_of_a_bfloat16_model_is_summed_in_float32(
-    byte_level: Any, make_model: Callable[[int], Any]
-) -> None:
-    task, module = ner(), make_model(len(ner().classes)).to(torch.bfloat16)
-    windows = task.encode(NOTES, byte_level)
-    loss, _ = task.loss(module, task.collate(windows))
-    assert loss.dtype == torch.float32
-
-
-def test_padding_changes_no_prediction(tokenizer: Any, make_model: Callable[[int], Any]) -> None:
-    task, module = ner(), make_model(len(ner().classes))
-    windows = task.encode([*NOTES, Document("c", "pain")], tokenizer)
-    together = task.predict(module, task.collate(windows))
-    for window, tags in zip(windows, together, strict=True):
-        ids = torch.from_numpy(window.input_ids.astype(np.int64))[None]
-        assert tags.tolist() == module(ids).logits[0].argmax(-1).tolist()
-
-
 def test_a_causal_model_builds_no_cache_even_inside_a_peft_wrapper(byte_level: Any) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import LlamaConfig, LlamaForTokenClassification
@@ -407,15 +389,20 @@ def test_a_model_learns_the_mentions(tokenizer: Any, make_model: Callable[[int],
     assert {name.split("/")[1] for name in scores if "/" in name} == set(task.known_types)
 
 
-def test_nearly_all_mentions_of_real_notes_can_be_reached(data_root: Path, byte_level: Any) -> None:
+def test_nearly_all_mentions_of_real_notes_can_be_reached(
+    data_root: Path, tmp_path: Path, byte_level: Any
+) -> None:
     folder = data_root / "maccrobat2020" / "brat"
     if not folder.is_dir():
         pytest.skip(f"no real data at {folder}")
-    documents = read(folder, "brat", unannotated="skip")[:60]
+    for path in sorted(folder.glob("*.ann"))[:30]:
+        for file in (path, path.with_suffix(".txt")):
+            (tmp_path / file.name).symlink_to(file.resolve())
+    documents = read(tmp_path, "brat")
     task = NamedEntityRecognition(max_length=128, stride=32).of_types(types_of(documents, "spans"))
     windows = task.encode(documents, byte_level)
     reach = mentions_reached(task, documents, windows)
-    assert reach.mentions > 5000
+    assert reach.mentions > 2500
     assert reach.discontinuous + reach.overlapping < 0.03 * reach.mentions  # what flat tags cannot hold
     assert reach.misaligned < 0.002 * reach.mentions  # slips of annotators, such as a word without its end
     for index, document in enumerate(documents):

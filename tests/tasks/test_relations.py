@@ -385,37 +385,27 @@ def test_types_and_pairs_are_those_of_the_training_documents() -> None:
     ("clients", "path", "code", "values"),
     [
         (
-            {"n": Split((Document("d", TEXT, SPANS),))},
-            "data.relations",
-            "nothing_to_learn",
+            {"n": Split((Document("d", TEXT, SPANS),))}, "data.relations", "nothing_to_learn",
             ["1 training documents"],
         ),
         (
-            {"n": Split((Document("d", TEXT, SPANS, (Relation(0, 1, "none"),)),))},
-            "data.relations",
-            "reserved",
-            ["'none'"],
+            {"n": Split((Document("d", TEXT, SPANS, (Relation(0, 1, "none"),)),))}, "data.relations",
+            "reserved", ["'none'"],
         ),
         (
             {"n": Split((NOTE,), (), (Document("d", TEXT, SPANS, (Relation(0, 1, "same"),)),))},
-            "data.relations",
-            "unknown_name",
-            ["'same' (test document 'd')", ": how"],
+            "data.relations", "unknown_name", ["'same' (test document 'd')", ": how"],
         ),
         (
             {"n": Split((NOTE,)), "s": Split((Document("d", TEXT, SPANS, lacks_relations=True),))},
-            "partition",
-            "nothing_to_learn",
-            ["of s"],
+            "partition", "nothing_to_learn", ["of s"],
         ),
         (
-            {"n": Split((NOTE, Document("p", "a", text_pair="b")))},
-            "task.name",
-            "not_supported",
+            {"n": Split((NOTE, Document("p", "a", text_pair="b")))}, "task.name", "not_supported",
             ["'relations'"],
         ),
     ],
-)
+)  # fmt: skip
 def test_data_that_cannot_be_learnt_from_is_refused(
     clients: dict[str, Split], path: str, code: str, values: list[str]
 ) -> None:

@@ -16,7 +16,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.seeding import Seed
 from fedstrata.data.split import Split
 from fedstrata.metrics.text import overlap_scores
 from fedstrata.tasks.instruction.examples import Example
@@ -142,13 +141,7 @@ def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: 
     [
         ([replace(DIALOGUES[0], text_pair=" ")], {}, "data.path", "nothing_to_learn", "of a"),
         (DIALOGUES, {"template": "nowhere.txt"}, "task.template", "not_found", "'nowhere.txt'"),
-        (
-            DIALOGUES,
-            {"template": "{text} {who}"},
-            "task.template",
-            "unknown_name",
-            "{section}, {text}",
-        ),
+        (DIALOGUES, {"template": "{text} {who}"}, "task.template", "unknown_name", "{section}, {text}"),
         (DIALOGUES, {"template": "{text} {"}, "task.template", "wrong_form", ""),
     ],
 )
@@ -171,13 +164,3 @@ def test_too_little_room_is_told(byte_level: Any) -> None:
         ConfigurationError, "unknown_name", at="task.template", values=["{section}", "document '1'"]
     ):
         task_of().encode([replace(DIALOGUES[0], metadata={})], byte_level)
-
-
-@pytest.mark.parametrize("kind", ["shuffled_labels", "shuffled_tokens", "label_flips"])
-def test_a_corrupt_client_trains_on_disorder(byte_level: Any, kind: str) -> None:
-    task = task_of()
-    examples = task.encode(DIALOGUES, byte_level)
-    changed = "input_ids" if kind == "shuffled_tokens" else "targets"
-    for one, other in zip(examples, task.corrupt(examples, kind, byte_level, Seed(0)), strict=True):
-        assert len(one) == len(other)
-        assert (getattr(one, changed) != getattr(other, changed)).any()

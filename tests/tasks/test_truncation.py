@@ -19,7 +19,7 @@ from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.tasks.summarize import Summarization
 
 PART = "The patient has severe chest pain radiating to the left arm. "
-TEXTS = [PART * count for count in (1, 0, 7, 40)]
+TEXTS = [PART * count for count in (1, 0, 7, 12)]
 SINGLE = {"problem_type": "single_label", "max_length": 24, "stride": 4}
 
 

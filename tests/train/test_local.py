@@ -38,7 +38,7 @@ class Store:
 
 
 def make_client(*overrides: str) -> tuple[Experiment, Client, list[dict[str, float]]]:
-    experiment = prepare(read_source(None, [*TINY, *overrides]))
+    experiment = prepare(read_source(None, [*TINY, "data.synthetic.notes=6", *overrides]))
     name, documents = next(iter(experiment.clients.items()))
     site = Site(name, documents, experiment.task, experiment.model.tokenizer)
     progress: list[dict[str, float]] = []
@@ -129,18 +129,18 @@ def test_many_steps_are_those_of_the_textbook(optimizer: str) -> None:
     """Warm-up, linear decay, clipping, decay of matrices only, momentum, and a last group that is short."""
     extra = ["training.momentum=0.9", "training.learning_rate=0.05"] if optimizer == "sgd" else []
     overrides = [
-        f"training.optimizer={optimizer}", *extra, "training.batch_size=4", "training.accumulation=2",
+        f"training.optimizer={optimizer}", *extra, "training.batch_size=5", "training.accumulation=2",
         "training.epochs=2", "training.schedule=linear", "training.warmup=0.3", "training.clip_norm=0.3",
-        "training.weight_decay=0.2", "model.config.classifier_dropout=0.0", "data.synthetic.notes=24",
+        "training.weight_decay=0.2", "model.config.classifier_dropout=0.0", "data.synthetic.notes=12",
     ]  # fmt: skip
     experiment, client, progress = make_client(*overrides)
     names = experiment.model.layout.all
-    assert -(-len(client.examples) // 4) % 2 == 1, "the last group of an epoch must be short"
+    assert -(-len(client.examples) // 5) % 2 == 1, "the last group of an epoch must be short"
     fit(client, names, Seed(0))
     trained = experiment.model.snapshot(names)
     experiment.model.restore()
     expected = reference_steps(client, names, experiment.settings.training)
-    assert len(progress) == 2 * -(-len(client.examples) // 8)
+    assert len(progress) == 2 * -(-len(client.examples) // 10)
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, expected[name], rtol=2e-3, atol=1e-4)
 
@@ -245,9 +245,7 @@ def test_the_proximal_term_pulls_back(optimizer: str, decoupled: bool) -> None:
 
 
 @pytest.mark.parametrize("clip", ["null", "0.01"])
-def test_a_decoupled_pull_is_neither_divided_by_adam_nor_clipped(
-    clip: str,
-) -> None:
+def test_a_decoupled_pull_is_neither_divided_by_adam_nor_clipped(clip: str) -> None:
     common = ("training.learning_rate=0.01", "training.batch_size=1000", "training.weight_decay=0.0",
               "training.epochs=6", f"training.clip_norm={clip}")  # fmt: skip
     away = {}
@@ -345,12 +343,7 @@ def test_dropout_is_on_in_what_trains_and_off_in_what_is_frozen_unless_asked_for
             "no_effect",
             ["fedavg"],
         ),
-        (
-            ["training={frozen_dropout: on, cache: off}"],
-            "training.frozen_dropout",
-            "not_supported",
-            ["mini"],
-        ),
+        (["training={frozen_dropout: on, cache: off}"], "training.frozen_dropout", "not_supported", ["mini"]),
     ],
 )
 def test_dropout_in_what_is_frozen_is_refused_where_it_cannot_be(

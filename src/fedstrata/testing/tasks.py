@@ -19,6 +19,7 @@ from fedstrata.core.task import Task
 from fedstrata.core.types import State
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.metrics.counts import added
+from fedstrata.models.state import Model
 from fedstrata.record.words import COUNTED
 from fedstrata.tasks import TASKS
 from fedstrata.testing.contract import Contract, TinyRuns, check_engines
@@ -28,9 +29,9 @@ from fedstrata.train.evaluate import answer
 def check_task(task: Task, /, **options: Unpack[Options]) -> list[str]:
     """Checks a task of one's own on synthetic notes, or on documents that are given.
 
-    It must describe itself as a configuration; turn documents into examples, batches and a finite loss;
-    answer every document; count what adds up over documents to the same scores; and come to the same numbers
-    when it is resumed, and on two workers.
+    It must describe itself as a configuration; turn documents into examples, batches and a finite loss, which
+    for a batch is the sum over its examples, in float32; answer every document; count what adds up over
+    documents to the same scores; and come to the same numbers when it is resumed, and on two workers.
 
     Args:
         task: The task with its settings.
@@ -86,6 +87,14 @@ def _check_parts(contract: Contract, experiment: Experiment, documents: Sequence
             raise AssertionError(
                 f"`loss` says {float(terms):g} terms, `terms` {float(task.terms(batch).sum()):g}"
             )
+    with contract.clause("the loss of a batch is the sum of those of its examples"):
+        _require_summed(task, model, task.training_examples(known, model.tokenizer)[:4])
+    with contract.clause("the loss is a float32 number where a model computes in bfloat16"):
+        batch = task.collate(task.training_examples(known, model.tokenizer)[:4])
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            loss, _ = task.loss(model.module, batch)
+        if loss.dtype != torch.float32:
+            raise AssertionError(f"it is a {loss.dtype} number")
     with contract.clause("every document is answered, and an answer is an annotation of it"):
         answers = answer(model, task, known, experiment.settings.training)
         if len(answers) != len(known):
@@ -100,11 +109,40 @@ def _check_parts(contract: Contract, experiment: Experiment, documents: Sequence
             if name not in task.floor_names or len(own) != len(known):
                 raise AssertionError(f"{name!r} is not named, or has {len(own)} answers to {len(known)}")
             _require_added(task, known, own)
-    with contract.clause("a corrupt client has as many examples as before"):
+    with contract.clause("a corrupt client has as many examples as before, and other ones"):
         examples = task.training_examples(known, model.tokenizer)
         for kind in DATA_CORRUPTIONS:
-            if len(task.corrupt(examples, kind, model.tokenizer, Seed(0))) != len(examples):
-                raise AssertionError(f"{kind} gives another number")
+            _require_corrupt(task, kind, examples, task.corrupt(examples, kind, model.tokenizer, Seed(0)))
+
+
+def _require_summed(task: Task, model: Model, examples: Sequence[Any]) -> None:
+    """Compares the loss of a batch, in which examples are padded, with those of its examples alone."""
+    was_training = model.module.training
+    model.module.eval()  # without dropout
+    try:
+        with torch.no_grad():
+            loss, terms = task.loss(model.module, task.collate(examples))
+            alone = [task.loss(model.module, task.collate([example])) for example in examples]
+    finally:
+        model.module.train(was_training)
+    counted = sum(float(own) for _, own in alone)
+    if counted != float(terms):
+        raise AssertionError(f"together they have {float(terms):g} terms, and {counted:g} alone")
+    summed = sum(float(own) for own, _ in alone)
+    if not math.isclose(summed, float(loss), rel_tol=1e-3, abs_tol=1e-4):
+        raise AssertionError(f"together they have a loss of {float(loss):g}, and {summed:g} alone")
+
+
+def _require_corrupt(task: Task, kind: str, before: Sequence[Any], after: Sequence[Any]) -> None:
+    if len(before) != len(after):
+        raise AssertionError(f"{kind} gives another number")
+    one, other = task.collate(before), task.collate(after)
+    if kind == "shuffled_tokens" and task.terms(one).tolist() != task.terms(other).tolist():
+        raise AssertionError(f"{kind} gives other numbers of terms")
+    # Labels that are all the same are so in any order.
+    same = one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+    if same and kind != "shuffled_labels":
+        raise AssertionError(f"{kind} changes nothing")
 
 
 def _require_added(task: Task, documents: Sequence[Document], answers: Sequence[Any]) -> None:

@@ -114,15 +114,11 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
     ("task", "path", "code", "values"),
     [
         (
-            "{name: translate}",
-            "task.name",
-            "unknown_name",
+            "{name: translate}", "task.name", "unknown_name",
             ["ner, classify, lm,", "summarize", "'translate'"],
         ),
         (
-            "{name: lm, stride: 8}",
-            "task.stride",
-            "unknown_key",
+            "{name: lm, stride: 8}", "task.stride", "unknown_key",
             ["ner or classify", "extra_metrics, max_length, name"],
         ),
         ("{name: null}", "task.name", "unknown_name", ["null"]),
@@ -130,25 +126,18 @@ def test_conditions_between_settings_are_checked(tmp_path: Path) -> None:
         ("classify", "task", "wrong_type", ["mapping", "'classify'"]),
         ("{max_length: 7}", "task.max_length", "out_of_range", ["8", "not 7"]),
         ("{name: classify, pooling: sum}", "task.pooling", "unknown_name", ["'mean'", "'max'", "'sum'"]),
-        (
-            "{name: classify, thresold: 0.1}",
-            "task.thresold",
-            "unknown_key",
-            ["'threshold'", "max_windows"],
-        ),
+        ("{name: classify, thresold: 0.1}", "task.thresold", "unknown_key", ["'threshold'", "max_windows"]),
         ("{ner: {max_length: 9}}", "task.ner", "unknown_key", ["extra_metrics, max_length, name, stride"]),
         ("{ner: 1, name: ner}", "task.ner", "unknown_key", []),
         ("{classify: 1, name: classify, stride: x}", "task.stride", "wrong_type", ["whole number", "'x'"]),
         ("{threshold: 0.1}", "task.threshold", "unknown_key", ["classify", "extra_metrics"]),
         ("{name: classify, max_length: 16, stride: 9}", "task", "out_of_range", ["16", "not 9"]),
         (
-            "{name: classify, problem_type: single_label, threshold: 0.1}",
-            "task",
-            "no_effect",
+            "{name: classify, problem_type: single_label, threshold: 0.1}", "task", "no_effect",
             ["threshold=0.1"],
         ),
     ],
-)
+)  # fmt: skip
 def test_problems_of_a_task_are_told_in_its_own_terms(
     tmp_path: Path, task: str, path: str, code: str, values: list[str]
 ) -> None:

@@ -208,9 +208,7 @@ def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
         ({"text": "a", "label": "SECRET" * 40}, LABELLED, "wrong_form", ["'label'", 240]),
         ({"text": "a", "id": "SECRET" * 40}, ColumnSettings(id="id"), "wrong_form", ["'id'", 240]),
         (
-            {"text": "a", "site": "SECRET\nb"},
-            ColumnSettings(site="site"),
-            "wrong_form",
+            {"text": "a", "site": "SECRET\nb"}, ColumnSettings(site="site"), "wrong_form",
             ["'site'", "2 lines"],
         ),
         ({"text": "a", "label": [0, 1, 0]}, LABELLED, "duplicate", ["'label'", "holds 0"]),
@@ -218,20 +216,16 @@ def test_a_first_row_that_is_no_header_is_not_quoted(tmp_path: Path) -> None:
         ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "missing", ["'id'"]),
         ({"t": "SECRET", "g": ["O"]}, ColumnSettings(tokens="t", tags="g"), "wrong_type", ["'t'"]),
         (
-            {"t": ["SECRET"], "g": ["O", "O"]},
-            ColumnSettings(tokens="t", tags="g"),
-            "wrong_count",
+            {"t": ["SECRET"], "g": ["O", "O"]}, ColumnSettings(tokens="t", tags="g"), "wrong_count",
             ["'g'", "2 tags"],
         ),
         ({"t": ["SECRET"], "g": ["Q-x"]}, ColumnSettings(tokens="t", tags="g"), "wrong_form", ["'g'"]),
         (
-            {"t": ["SECRET", "a"], "g": ["B-x", "I-y"]},
-            ColumnSettings(tokens="t", tags="g"),
-            "conflict",
+            {"t": ["SECRET", "a"], "g": ["B-x", "I-y"]}, ColumnSettings(tokens="t", tags="g"), "conflict",
             ["'g'"],
         ),
     ],
-)
+)  # fmt: skip
 def test_rows_that_cannot_be_used_are_named_without_their_text(
     tmp_path: Path, record: dict[str, Any], columns: ColumnSettings, code: str, values: list[object]
 ) -> None:

@@ -146,12 +146,7 @@ def test_one_file_has_no_site_and_no_split(tmp_path: Path) -> None:
         ("brat", ["x/a.txt", "x/a.ann", "y/b.txt"], "not_annotated", ["b.txt"]),
         ("brat", ["a.txt", "b.ann"], "missing", ["b.ann", "b.txt"]),
         ("i2b2", ["txt/a.txt", "concept/b.con"], "missing", ["b.con"]),
-        (
-            "brat",
-            ["a.txt", "a.ann", "x/b.txt", "x/b.ann"],
-            "conflict",
-            ["(a.txt)", "(x)"],
-        ),
+        ("brat", ["a.txt", "a.ann", "x/b.txt", "x/b.ann"], "conflict", ["(a.txt)", "(x)"]),
         ("brat", ["train/a.txt", "north/b.txt"], "ambiguous", ["train is", "north is"]),
         ("conll", ["train.tsv", "train_dev.tsv"], "ambiguous", ["train.tsv is", "train_dev.tsv is"]),
         (
@@ -161,12 +156,7 @@ def test_one_file_has_no_site_and_no_split(tmp_path: Path) -> None:
             ["patient_test_results.tsv is", "notes.tsv is"],
         ),
         ("brat", ["test-hospital/a.txt", "north/b.txt"], "ambiguous", ["test-hospital is", "north is"]),
-        (
-            "brat",
-            ["x_train/a.txt", "x_test/b.txt", "y/c.txt"],
-            "ambiguous",
-            ["x_test is", "y is"],
-        ),
+        ("brat", ["x_train/a.txt", "x_test/b.txt", "y/c.txt"], "ambiguous", ["x_test is", "y is"]),
         ("conll", ["a.tsv/x.md", "notes.txt"], "not_enough_data", ["*.conll, *.tsv"]),
         ("i2b2", ["a.con~", "b.text"], "not_enough_data", ["*.txt with *.con"]),
     ],

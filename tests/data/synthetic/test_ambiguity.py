@@ -163,14 +163,14 @@ def test_what_stands_to_the_left_tells_more_than_the_wording() -> None:
 
 
 def test_one_wording_has_several_labels_and_none() -> None:
-    corpus = generate(seed=0, sites=4, notes=300)
+    corpus = generate(seed=0, sites=4, notes=160)
     labels: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for document in corpus:
         for start, end, label in mentions(document):
             labels[words(document, start, end)].add(label)
     assert {"test", "drug"} <= labels["potassium",]
-    assert sum({"test", "drug"} <= found for found in labels.values()) >= 10
-    assert sum({"test", "treatment"} <= found for found in labels.values()) >= 10
+    assert sum({"test", "drug"} <= found for found in labels.values()) >= 5
+    assert sum({"test", "treatment"} <= found for found in labels.values()) >= 5
     tagger = LookUpTagger(corpus)
     passed_over = {
         words(document, start, end)
@@ -178,4 +178,4 @@ def test_one_wording_has_several_labels_and_none() -> None:
         for start, end, _ in tagger.tag(document)
         if not any(span.start < end and start < span.end for span in document.spans)
     }
-    assert len(passed_over) >= 200
+    assert len(passed_over) >= 100

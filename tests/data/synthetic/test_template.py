@@ -2,15 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fedstrata.data.synthetic.template import (
-    Annotation,
-    Choice,
-    Scope,
-    Shorthand,
-    Slot,
-    parse,
-    without,
-)
+from fedstrata.data.synthetic.template import Annotation, Choice, Scope, Shorthand, Slot, parse, without
 
 
 def test_every_notation_is_read() -> None:
@@ -24,10 +16,7 @@ def test_every_notation_is_read() -> None:
 
 
 def test_parentheses_without_a_bar_are_text() -> None:
-    assert parse("x (3.5-5.0)") == (
-        "x ",
-        Choice((("(", "3.5-5.0", ")"),)),
-    )
+    assert parse("x (3.5-5.0)") == ("x ", Choice((("(", "3.5-5.0", ")"),)))
 
 
 def test_an_option_may_be_empty_or_hold_annotations() -> None:

@@ -96,39 +96,23 @@ def test_an_empty_folder_is_filled_with_the_usual_permissions(tmp_path: Path) ->
         ("conll", [Document("a\nb", "x")], "wrong_form", [repr("a\nb")]),
         ("conll", [Document("a", "x", site="test")], "reserved", ["'test'"]),
         (
-            "brat",
-            [Document("a", "x", site="training-north"), Document("b", "x", site="test-south")],
-            "reserved",
-            ["'test-south'"],
+            "brat", [Document("a", "x", site="training-north"), Document("b", "x", site="test-south")],
+            "reserved", ["'test-south'"],
         ),
         (
-            "conll",
-            [Document("a", "x", metadata={"split": "fold-1"})],
-            "unknown_name",
+            "conll", [Document("a", "x", metadata={"split": "fold-1"})], "unknown_name",
             ["'fold-1'", "train, validation or test"],
         ),
-        (
-            "brat",
-            [Document("s/a", "x", site="s"), Document("a", "y", site="s")],
-            "duplicate",
-            ["'s/a'"],
-        ),
+        ("brat", [Document("s/a", "x", site="s"), Document("a", "y", site="s")], "duplicate", ["'s/a'"]),
         ("brat", [Document("a", "x", site="s"), Document("b", "y")], "missing", ["'b'", "site"]),
         (
-            "brat",
-            [Document("a", "xyz", (Span(0, 1, "a b"), Span(1, 2, "a_b")))],
-            "duplicate",
+            "brat", [Document("a", "xyz", (Span(0, 1, "a b"), Span(1, 2, "a_b")))], "duplicate",
             ["'a_b'", "'a b'"],
         ),
         ("i2b2", [Document("a", "x", (Span(0, 1, 'a"b'),))], "wrong_form", [".con"]),
-        (
-            "i2b2",
-            [Document("a", "x", (Span(0, 1, "b", assertion="no"),))],
-            "unknown_name",
-            ["'no'", ".ast"],
-        ),
+        ("i2b2", [Document("a", "x", (Span(0, 1, "b", assertion="no"),))], "unknown_name", ["'no'", ".ast"]),
     ],
-)
+)  # fmt: skip
 def test_what_could_not_be_read_back_is_refused(
     tmp_path: Path, format: str, documents: list[Document], code: str, values: list[object]
 ) -> None:
