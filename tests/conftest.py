@@ -85,6 +85,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_there_stays() -> Iterator[None]:
+    """A client that fails has garbage collected, which looks through all that tests before have imported."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that must not outlive the test."""

@@ -30,10 +30,11 @@ from fedstrata.methods import METHODS
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = "data.synthetic.notes=6"
+BRIEF = (FEW, "federation.floors=false")
 
 
 def test_drop_outs_get_the_plan_and_send_nothing(run_once: RunTiny) -> None:
-    run = run_once("federation.dropout=0.4", "federation.rounds=4", "federation.evaluate_every=4")
+    run = run_once("federation={dropout: 0.4, rounds: 4, evaluate_every: 4, floors: false}", FEW)
     lost = {(event["round"], event["client"]) for event in run.of("client_failed")}
     worked = {(event["round"], event["client"]) for event in run.of("client")}
     assert lost
@@ -79,7 +80,7 @@ def test_a_round_that_drop_outs_leave_too_small_changes_nothing(tmp_path: Path) 
 
 
 def test_every_client_may_drop_out_of_a_round(run_once: RunTiny) -> None:
-    run = run_once("federation.dropout=0.999999", "federation.rounds=1")
+    run = run_once("federation.dropout=0.999999", "federation.rounds=1", *BRIEF)
     assert run.of("round")[0]["failed"] == ["site-1", "site-2", "site-3"]
     assert run.of("round")[0]["abandoned"]
     sent = run.summary["communication"]
@@ -105,7 +106,7 @@ def run_of(chance: float, seed: int) -> Any:
 
 
 @given(
-    st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=20, unique=True),
+    st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=6, unique=True),
     st.floats(0, 0.99),
     st.floats(0, 0.99),
     st.integers(0, 9),
@@ -174,16 +175,18 @@ def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
 
 
 def test_with_nobody_lost_the_settings_change_nothing(run_once: RunTiny) -> None:
-    plain = run_once(LOCAL_HEAD, FEW)
-    guarded = run_once(LOCAL_HEAD, FEW, "federation={rounds: 2, min_clients: 2, dropout: 0.0}")
+    plain = run_once(LOCAL_HEAD, *BRIEF)
+    guarded = run_once(LOCAL_HEAD, *BRIEF, "federation={rounds: 2, min_clients: 2, dropout: 0.0}")
     assert_same_tensors(plain.state.tensors, guarded.state.tensors)
     assert plain.rounds_but_for_machine() == guarded.rounds_but_for_machine()
     assert plain.summary["metrics"] == guarded.summary["metrics"]
 
 
-def test_resumed_is_uninterrupted_with_drop_outs(run_tiny: RunTiny, tmp_path: Path) -> None:
-    overrides = [LOCAL_HEAD, "seed=1", "federation.dropout=0.5", "federation.min_clients=2", FEW]
-    whole = run_tiny(*overrides, out="whole")
+def test_resumed_is_uninterrupted_with_drop_outs(
+    run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path
+) -> None:
+    overrides = [LOCAL_HEAD, "seed=1", "federation.dropout=0.5", "federation.min_clients=2", *BRIEF]
+    whole = run_once(*overrides)
     assert any(event["failed"] and not event["abandoned"] for event in whole.of("round"))
 
     def listen(event: str, facts: Any) -> None:

@@ -15,9 +15,8 @@ from fedstrata.engine.check import check_settings
 EXTERNAL = "data.external={elsewhere: {synthetic: {sites: 2, notes: 6}}}"
 
 
-def test_an_external_corpus_is_scored_and_changes_nothing_else(run_tiny: Any, run_once: Any) -> None:
-    alone = run_once("federation.rounds=1")
-    run = run_tiny("federation.rounds=1", EXTERNAL)
+def test_an_external_corpus_is_scored_and_changes_nothing_else(run_once: Any) -> None:
+    alone, run = run_once("federation.rounds=1"), run_once("federation.rounds=1", EXTERNAL)
     ours, theirs = run.summary["metrics"], alone.summary["metrics"]
     assert ours["external"].keys() == {"elsewhere"}
     assert {**ours, "external": None} == theirs

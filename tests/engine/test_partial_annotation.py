@@ -27,7 +27,7 @@ def test_a_run_learns_what_is_annotated_where(run_tiny: Any) -> None:
     absent = sites_of(told, "data.not_annotated=absent")
     assert all(document.annotates is None for own in absent.values() for document in own.train)
     assert all(document.annotates is not None for own in absent.values() for document in own.test)
-    finished = run_tiny("data.synthetic={sites: 2, notes: 12}", told)
+    finished = run_tiny("data.synthetic={sites: 2, notes: 12}", told, "federation.rounds=1")
     assert finished.summary["metrics"]["global"]["recall"] >= 0.0
     page = report_page([finished.folder]).partition("What is annotated where")[2].partition("</table>")[0]
     cells = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]

@@ -19,8 +19,11 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
 from fedstrata.planning.plan import make_plan
 
-FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=20")
+FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=20", "federation.floors=false")
 """Five sites: as many as Krum needs against one hostile client."""
+
+
+FEW = "data.synthetic.notes=10"
 
 
 def fedavg(aggregation: str) -> str:
@@ -39,14 +42,14 @@ def test_the_mean_by_name_is_the_mean_by_default(run_tiny: RunTiny, run_once: Ru
 @pytest.mark.parametrize(
     "method",
     [
-        "fedavg",
+        pytest.param("fedavg", marks=pytest.mark.slow),
         pytest.param("fedprox", marks=pytest.mark.slow),
         pytest.param("fedper", marks=pytest.mark.slow),
         "layer_skipping",
     ],
 )
 def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
-    overrides = [*TINY, f"method={{name: {method}, aggregation: median}}"]
+    overrides = [*TINY, f"method={{name: {method}, aggregation: median}}", "federation.floors=false"]
     experiment = prepare(read_source(None, overrides))
     sent: list[dict[str, torch.Tensor]] = []
 
@@ -123,7 +126,7 @@ def test_fedtlu_with_every_block_and_a_rule_is_fedavg_with_it(run_once: RunTiny,
 
 def test_updates_that_are_not_finite_are_left_out_and_recorded(run_once: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: scale, strength: 1e45}"
-    run = run_once(fedavg("trimmed_mean"), corrupt, *FIVE)
+    run = run_once(fedavg("trimmed_mean"), corrupt, *FIVE, FEW)
     assert run.of("round")[1]["state"]["aggregation"]["not_finite"] == run.summary["corrupt"]["clients"]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.tensors.values())
 
@@ -143,7 +146,7 @@ def test_resumed_is_uninterrupted_and_memory_changes_nothing(run_tiny: RunTiny, 
 
 
 def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> None:
-    overrides = ("federation.dropout=0.5", "federation.min_clients=3", "federation.rounds=6", *FIVE)
+    overrides = ("federation.dropout=0.5", "federation.min_clients=3", "federation.rounds=6", *FIVE, FEW)
     run = run_once(fedavg("median"), *overrides, "federation.evaluate_every=6")
     rounds = run.of("round")
     assert {event["abandoned"] for event in rounds} == {True, False}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support import TINY, Finished, RunTiny, assert_same_tensors, refused
+from support import TINY, Finished, RunTiny, assert_same_tensors, executed, refused
 
 from fedstrata.client import secure_turns
 from fedstrata.client.store import ClientStore, client_folder
@@ -37,13 +37,12 @@ SECURE = (
     "data.synthetic.sites=4",
     "data.synthetic.notes=8",
     "federation.min_clients=1",
+    "federation.floors=false",
     "threads=1",
 )
 ONE = "federation.rounds=1"
 EXCHANGES = ("keys", "shares", "mask", "sign", "unmask")
 """What a client answers with in each of the exchanges."""
-LAST = ("mask", "unmask")
-"""The last before an update is summed, and the last of all."""
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str, handler: str = "") -> None:
@@ -63,10 +62,7 @@ def sums(run: Finished) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "exchange",
-    [pytest.param(own, marks=() if own in LAST else pytest.mark.slow) for own in EXCHANGES],
-)
+@pytest.mark.parametrize("exchange", EXCHANGES)
 def test_a_client_that_is_lost_before_its_update_is_summed_does_not_count(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, exchange: str
 ) -> None:
@@ -104,7 +100,7 @@ def test_a_round_that_needs_everybody_ends_the_run_as_it_does_without(
 ) -> None:
     failing(monkeypatch, "shares", "site-2")
     with refused(ClientsLostError, "clients_lost", values=["site-2: OSError"]):
-        run_tiny(*SECURE, "federation.min_clients=null")
+        run_tiny(*SECURE, ONE, "federation.min_clients=null")
 
 
 @pytest.mark.slow
@@ -255,22 +251,22 @@ def test_a_sum_that_is_finished_after_a_kill_is_of_those_who_began_it(
 def test_a_damaged_sum_on_the_disk_is_made_again_with_the_same_clients(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = run_once(*SECURE)
+    whole = run_once(*SECURE, ONE)
     with monkeypatch.context() as patched:
         killed_at(patched, SecureAggregation, "save", 1)
         with pytest.raises(Killed):
-            run_tiny(*SECURE)
+            run_tiny(*SECURE, ONE)
     (stored,) = (tmp_path / "run" / FOLDER).glob("*/masked-sum.safetensors")
     stored.write_bytes(stored.read_bytes()[:-1])
     resumed = run_tiny(resume=True)
-    assert [found["refused"] for found in sums(resumed)] == [None, None]
+    assert [found["refused"] for found in sums(resumed)] == [None]
     assert_same_tensors(resumed.state.tensors, whole.state.tensors)
 
 
-def test_a_run_cannot_go_on_without_what_it_began_with(run_tiny: RunTiny) -> None:
-    run_tiny(*SECURE, ONE)
+def test_a_run_cannot_go_on_without_what_it_began_with(run_once: RunTiny) -> None:
+    changed = ["privacy.secure_aggregation=false", "federation.rounds=2"]
     with refused(ConfigurationError, "changed", at="privacy.secure_aggregation", values=["false", "true"]):
-        run_tiny("privacy.secure_aggregation=false", "federation.rounds=2", resume=True)
+        executed(run_once(*SECURE, ONE).folder, changed, resume=True)
 
 
 def test_nothing_of_one_client_leaves_it_in_the_clear(
@@ -304,8 +300,8 @@ def test_nothing_of_one_client_leaves_it_in_the_clear(
     assert run.of("round")[0]["loss"] == pytest.approx(mean, abs=1e-4)
 
 
-def test_every_client_has_an_identity_and_a_lock_of_its_own(run_tiny: RunTiny) -> None:
-    run = run_tiny(*SECURE, ONE)
+def test_every_client_has_an_identity_and_a_lock_of_its_own(run_once: RunTiny) -> None:
+    run = run_once(*SECURE, ONE)
     publics = {}
     for client in run.folder.glob("clients/*"):
         assert stat.S_IMODE((client / "identity.pem").stat().st_mode) == 0o600
@@ -380,8 +376,8 @@ def test_every_method_says_whether_it_can_be_summed_and_else_what_can(name: str)
     assert not reason or "use " in reason or "leave " in reason
 
 
-def test_the_protocol_counts_and_the_record_has_it(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    run, plain = run_once(*SECURE, ONE), run_tiny(*SECURE[1:], ONE)
+def test_the_protocol_counts_and_the_record_has_it(run_once: RunTiny) -> None:
+    run, plain = run_once(*SECURE, ONE), run_once(*SECURE[1:], ONE)
     (found,), facts = sums(run), run.summary["secure_aggregation"]
     assert facts["bytes_up"] == found["bytes_up"] > 0
     for way in ("bytes_up", "bytes_down"):

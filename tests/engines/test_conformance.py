@@ -83,7 +83,7 @@ WEEKLY = [pytest.mark.slow, pytest.mark.weekly]
 
 def marks_of(engine: str, number: int) -> Collection[pytest.MarkDecorator]:
     """A landing has every run on one of the two engines, and some on both; all are run every week."""
-    if METHODS_OF_RUNS[number] in FAST[engine == "remote" :]:
+    if engine == "workers" and number == 0:
         return ()
     elsewhere = any(setting in " ".join(METHODS_OF_RUNS[number][1:]) for setting in SIMULATED)
     return [pytest.mark.slow] if elsewhere or number % 2 == (engine == "remote") else WEEKLY
@@ -262,7 +262,7 @@ def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     """Two of six were at it, and five have to be left; the next round has all of them again."""
-    sites = ("data.synthetic.sites=6", "data.synthetic.notes=6", "privacy.secure_aggregation=true")
+    sites = ("data.synthetic.sites=6", "privacy.secure_aggregation=true")
     run = run_tiny(*troubled("is killed", tmp_path), *sites, "workers=3")
     first, second = (event["secure_aggregation"] for event in run.of("round"))
     lost = {event["client"]: event["error"] for event in run.of("client_failed")}
@@ -293,22 +293,9 @@ SHARED = "method={name: layer_skipping, top: 1}"
 @pytest.mark.parametrize(
     ("overrides", "scores"),
     [
-        (
-            (
-                "privacy.secure_aggregation=true",
-                SHARED,
-                *RELATIONS,
-                "privacy.range=16",
-                "privacy.scores=summed",
-            ),
-            True,
-        ),
-        pytest.param(
-            (*SECURE, "method={name: layer_skipping, top: 1, head: local}"),
-            False,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param((*JOINT, SHARED, "privacy.scores=summed"), True, marks=pytest.mark.slow),
+        ((*SECURE, SHARED, *RELATIONS, "privacy.range=16", "privacy.scores=summed"), True),
+        ((*SECURE, "method={name: layer_skipping, top: 1, head: local}"), False),
+        ((*JOINT, SHARED, "privacy.scores=summed"), True),
     ],
     ids=["plain", "personal", "joint"],
 )
@@ -358,19 +345,23 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
     assert (began["workers"], went_on["workers"]) == (2, 1)
 
 
-@pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
+@pytest.mark.parametrize("overrides", ["workers=1", pytest.param("workers=2", marks=pytest.mark.slow)])
 def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_once: RunTiny, overrides: str) -> None:
     """The two of a round are shared out anew each time."""
     cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
-    run = run_once(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
+    federation = "federation={sample: 0.67, rounds: 4, evaluate_every: 4, floors: false}"
+    run = run_once(*cache, federation, "data.synthetic.notes=6", "threads=1", overrides)
     sampled = {tuple(event["exchanges"]) for event in run.of("round")}
     assert len(sampled) > 1
     assert sorted(event["client"] for event in run.of("cache")) == ["site-1", "site-2", "site-3"]
 
 
+BRIEF = ("data.synthetic.notes=6", "federation.floors=false", "threads=1")
+
+
 def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
     method = f"method={{name: 'troubled:Troubled', client: site-2, trouble: {trouble}, marks: {marks}}}"
-    return (method, "federation.min_clients=1", "threads=1")
+    return (method, "federation.min_clients=1", *BRIEF)
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, SLOW_RAY])
@@ -416,13 +407,13 @@ def test_a_server_holds_two_plans_and_two_updates_at_a_time(
 
     monkeypatch.setattr(RemoteTurns, "_fetch", fetch_late)
     monkeypatch.setattr(RemoteTurns, "_receive", watched)
-    overrides = ("method={name: fedavg}", "federation.rounds=1", "threads=1")
-    run = served(tmp_path / "served", clients, *overrides)
+    run = served(tmp_path / "served", clients, "method={name: fedavg}", "federation.rounds=1", *BRIEF)
     assert {event["client"] for event in run.of("client")} == {"site-1", "site-2", "site-3"}
     assert held == [2]
     assert sent[0] <= 2
 
 
+@pytest.mark.slow  # what the client makes of it is fast (test_joining)
 def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_counts(
     clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,13 +427,8 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
             yield order, result
 
     monkeypatch.setattr(RemoteEngine, "_turns", watched)
-    served(
-        tmp_path / "served",
-        clients,
-        "method={name: 'troubled:TwoHandlers'}",
-        "federation.rounds=1",
-        "threads=1",
-    )
+    handlers = "method={name: 'troubled:TwoHandlers'}"
+    served(tmp_path / "served", clients, handlers, "federation.rounds=1", *BRIEF)
     assert (told[0], told[-1]) == (None, 1)
 
 
@@ -471,7 +457,7 @@ def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(
     """It is killed when the client has trained, and has kept something of it."""
     once = several(*troubled(trouble, tmp_path), out="killed")
     assert (tmp_path / "site-2").exists()
-    never = run_once("method={name: fedavg}", "threads=1")
+    never = run_once("method={name: fedavg}", *BRIEF)
     assert_same_tensors(once.state.tensors, never.state.tensors)
     assert once.summary["metrics"] == never.summary["metrics"]
     assert once.summary["failures"]["clients"] == {}
@@ -507,9 +493,9 @@ def test_a_model_that_cannot_be_loaded_again_is_no_failure_of_a_client(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     """Whatever `federation.min_clients` is: nobody would ever deliver."""
-    model = run_tiny("federation.rounds=1", out="first").folder / "model"
+    model = run_tiny("federation.rounds=0", *BRIEF, out="first").folder / "model"
     asked = (f"model.name={model}", "model.init=pretrained", "model.config={}", "model.tokenizer=null")
-    source = read_source(None, [*TINY, *asked, "federation.min_clients=1", "workers=2"])
+    source = read_source(None, [*TINY, *asked, *BRIEF, "federation.min_clients=1", "workers=2"])
     opened = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
     shutil.rmtree(model)
     with refused(ConfigurationError, "wrong_form", at="model.name", values=[model]):
@@ -528,12 +514,10 @@ def test_a_mistake_in_the_program_stops_the_run(several: RunTiny, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow), SLOW_RAY]
-)
+@pytest.mark.parametrize("engine", ["local", "workers", "remote", SLOW_RAY])
 def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_by: RunBy, engine: str) -> None:
     """What it kept when it trained goes too: the store is that of the round before."""
-    run = run_by(engine, "method={name: 'troubled:TwoHandlers'}", "federation.min_clients=1", "threads=1")
+    run = run_by(engine, "method={name: 'troubled:TwoHandlers'}", "federation.min_clients=1", *BRIEF)
     assert [kept_by(run, f"site-{site}").values["turns"] for site in (1, 2, 3)] == [2, 1, 2]
 
 
@@ -541,7 +525,7 @@ def test_what_nobody_takes_leaves_no_trace(run_tiny: RunTiny, tmp_path: Path) ->
     """The round cannot do without the client that fails; others were ahead of it."""
     method = f"method={{name: 'troubled:Troubled', client: site-1, trouble: fails, marks: {tmp_path}}}"
     with pytest.raises(ClientsLostError):
-        run_tiny(method, "workers=2", "threads=1")
+        run_tiny(method, "workers=2", *BRIEF)
     stores = [path for path in (tmp_path / "run" / "clients").rglob("store-*") if path.is_file()]
     assert not stores
 
