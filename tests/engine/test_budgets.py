@@ -50,7 +50,7 @@ def budgeted(path: Path, turns: float, *, disjoint: bool = True) -> tuple[str, .
     """Overrides of a run of 2 rounds and a spare turn, under a cap of so many turns."""
     cap, whether = 1.0001 * cost(int(turns)), str(disjoint).lower()
     own = f"privacy.budget={{path: {path}, epsilon: {cap}, delta: {DELTA}, disjoint_sites: {whether}}}"
-    return (*PRIVATE, "privacy.noise=secure", "privacy.spare_turns=1", own)
+    return (*PRIVATE, "privacy.noise=secure", "privacy.spare_turns=1", own, "federation.floors=false")
 
 
 def accounts(path: Path) -> list[Account]:
@@ -256,7 +256,7 @@ def test_a_budget_is_a_sites_own_and_no_servers(path: Path, tmp_path: Path) -> N
     own = budgeted(path, 6)
     with refused(ConfigurationError, "not_supported", at="privacy.budget"):
         prepare_server(read_source(None, [*TINY, *own]), ["site-1", "site-2", "site-3"])
-    server = prepare_server(read_source(None, [*TINY, *own[:-1]]), ["site-1", "site-2", "site-3"])
+    server = prepare_server(read_source(None, [*TINY, *own[:-2]]), ["site-1", "site-2", "site-3"])
     told = shared_settings(server)
     budget = {"path": "budget.db", "epsilon": 1.0, "delta": 0.001}
     site = {"data": {"format": "synthetic", "types": ["drug"]}, "privacy": {"budget": budget}}
@@ -275,7 +275,7 @@ def test_a_served_site_refuses_by_its_own_budget_and_says_no_more_than_that(
     """Each site keeps its own; here all three name one, as one site would in three runs."""
     PseudonymKey.create(tmp_path / "budget.key")
     path = tmp_path / "budget.db"
-    *run, own = budgeted(path, 3)
+    *run, own, _ = budgeted(path, 3)
     site = (*run, "threads=1")
     served(tmp_path / "one", clients, *site, own=[own])
     assert [(each.begun, each.committed, each.ended) for each in accounts(path)] == 3 * [(2, 2, True)]

@@ -164,7 +164,9 @@ def shape(blocks: int) -> str:
     "overrides",
     [
         ("method={name: layer_skipping, top: 1}", "training.epochs=2"),
-        ("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}"),
+        pytest.param(
+            ("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}"), marks=pytest.mark.slow
+        ),
         pytest.param(("method={name: fedavg}", "training.checkpointing=true"), marks=pytest.mark.slow),
         pytest.param(("method={name: droppeft, rates: 0.5}", LORA), marks=pytest.mark.slow),
         pytest.param(("method={name: ffa_lora}", LORA), marks=pytest.mark.slow),
@@ -195,6 +197,7 @@ def test_a_larger_model_costs_what_a_run_of_it_would(run_once: RunTiny, override
     assert counted.summary["model"]["parameters"] < own.summary["model"]["parameters"]
 
 
+@pytest.mark.slow  # a larger one, and each by itself, are fast
 def test_devices_count_a_model_that_is_named(run_tiny: RunTiny, run_once: RunTiny) -> None:
     """The products of the linear layers of Llama's 16 blocks, forward and once back, and little else."""
     method = ("method={name: fedlora}", LORA)
@@ -407,15 +410,6 @@ def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
     resumed = run_tiny(out="broken", resume=True)
     assert clock_of(resumed) == clock_of(whole)
     assert resumed.summary["energy_joules"] == whole.summary["energy_joules"]
-
-
-@pytest.mark.slow
-def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    whole = run_once("devices={}", "federation.rounds=3")
-    run_tiny("devices={}", "federation.rounds=1", out="short")
-    assert clock_of(run_tiny("federation.rounds=3", out="short", resume=True)) == clock_of(whole)
 
 
 @pytest.mark.slow

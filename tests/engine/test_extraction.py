@@ -262,16 +262,6 @@ def test_a_client_without_anything_to_learn_is_told_before_anything_starts(
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: Any, tmp_path: Path) -> None:
-    data = write_corpus(tmp_path / "notes", {"north": True, "south": True})
-    whole = run_tiny(*EXTRACT, data, "federation.rounds=2", out="whole")
-    run_tiny(*EXTRACT, data, "federation.rounds=1", out="halves")
-    halves = run_tiny("federation.rounds=2", out="halves", resume=True)
-    assert_same_tensors(whole.state.tensors, halves.state.tensors)
-    assert whole.summary["metrics"] == halves.summary["metrics"]
-
-
-@pytest.mark.slow
 def test_a_resumed_run_may_leave_open_again_what_it_found(run_tiny: Any, tmp_path: Path) -> None:
     """Types that are found in the data, and a template's file; not what gives something else now."""
     data, template = write_corpus(tmp_path / "notes", {"north": True}), tmp_path / "ner.txt"

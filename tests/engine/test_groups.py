@@ -10,7 +10,6 @@ from fedstrata.core.types import Plan, State, Update
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.wire import frame
 
-
 BRIEF = ("federation.rounds=1", "federation.floors=false", "data.synthetic.notes=6")
 
 

@@ -30,15 +30,6 @@ def fedavg(aggregation: str) -> str:
     return f"method={{name: fedavg, aggregation: {aggregation}}}"
 
 
-@pytest.mark.slow
-def test_the_mean_by_name_is_the_mean_by_default(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    plain = run_once("method={name: fedavg}", "federation.rounds=1")
-    for number, value in enumerate(("mean", "{rule: mean}", "{}")):
-        named = run_tiny(fedavg(value), "federation.rounds=1", out=f"named-{number}")
-        assert_same_tensors(plain.state.tensors, named.state.tensors)
-        assert named.state.values == {}
-
-
 @pytest.mark.parametrize(
     "method",
     [

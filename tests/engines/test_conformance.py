@@ -432,18 +432,6 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
     assert (told[0], told[-1]) == (None, 1)
 
 
-@pytest.mark.slow  # a divided model's run says the same of it
-def test_what_a_client_sends_in_place_of_scores_ends_no_run(clients: Clients, tmp_path: Path) -> None:
-    overrides = ("method={name: fedavg}", "federation.rounds=1", "federation.min_clients=1", "threads=1")
-    run = served(tmp_path / "served", clients, *overrides, behaviour={"site-2": "tensors"})
-    scores = run.summary["metrics"]["clients"]
-    assert {client: bool(own) for client, own in scores.items()} == {
-        "site-1": True,
-        "site-2": False,
-        "site-3": True,
-    }
-
-
 @pytest.mark.parametrize(
     ("workers", "trouble"),
     [

@@ -152,15 +152,6 @@ def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, run_once: RunTiny, 
     assert plain.summary["metrics"]["clients"] == other.summary["metrics"]["clients"]
 
 
-@pytest.mark.slow  # with every block it is FedAvg, and FedAvg with an adapter is this
-def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    lora = run_once("method={name: fedlora}", LORA)
-    whole = run_tiny("method={name: layer_skipping, top: 1.0}", LORA, out="whole")
-    assert_same_tensors(lora.state.tensors, whole.state.tensors)
-
-
 @pytest.mark.slow
 def test_the_frozen_blocks_under_an_adapter_are_cached_exactly(run_once: RunTiny) -> None:
     method = ("method={name: layer_skipping, top: 1}", LORA, "training.epochs=2", "federation.rounds=1")

@@ -8,7 +8,6 @@ from support import RunTiny
 from fedstrata.core.types import Plan, Update
 from fedstrata.wire import frame
 
-
 BRIEF = ("data.synthetic.notes=6", "federation.floors=false")
 
 

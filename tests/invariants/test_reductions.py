@@ -99,13 +99,6 @@ def test_automatic_depth_is_the_fixed_depth_it_chose(run_once: RunTiny) -> None:
     assert chosen.summary["trainable_parameters"] == fixed.summary["trainable_parameters"]
 
 
-@pytest.mark.slow  # of what it chose, it is the fixed depth, and with every block that is FedAvg
-def test_automatic_depth_with_the_whole_share_is_fedavg(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    chosen = run_tiny("method={name: layer_skipping, top: {share: 1.0}}", out="chosen")
-    fedavg = run_once(FEDAVG)
-    assert_same_tensors(chosen.state.tensors, fedavg.state.tensors)
-
-
 SGD = ("training.optimizer=sgd", "training.learning_rate=0.1", "federation.floors=false")
 
 

@@ -104,28 +104,6 @@ def test_each_segment_is_clipped_by_its_own_norm(run_once: RunTiny, mode: str) -
         assert moved.item() == pytest.approx(0.01, rel=0.01)
 
 
-@pytest.mark.slow  # the same holds of clients that are divided at different places
-def test_averages_of_all_segments_after_every_step_are_rounds_of_fedavg(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    """A step is an epoch here, and optimisers that begin anew have nothing to forget."""
-    step = (*PLAIN, "training.batch_size=1000", "model.config.classifier_dropout=0.0")
-    whole = run_once("method={name: fedavg}", *step, "federation.rounds=3")
-    every = "mode: hierarchical, average_every: 1, average_ends: 1"
-    method = f"method={{name: fl_llama, {every}}}"
-    divided = run_tiny(method, *step, "training.epochs=3", "federation.rounds=1", out="divided")
-    assert_close(whole, divided)
-
-
-@pytest.mark.slow  # the same holds of clients that are divided at different places
-def test_copies_of_the_middle_that_are_averaged_once_a_round_are_fedavg(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    whole = run_once("method={name: fedavg}", *PLAIN)
-    divided = run_tiny("method={name: fl_llama, mode: hierarchical}", *PLAIN, out="divided")
-    assert_close(whole, divided)
-
-
 def test_ends_that_are_handed_on_train_one_model_from_client_to_client(run_once: RunTiny) -> None:
     """Gupta and Raskar's split learning: a step each is plain training on each client's texts in turn."""
     once = (
@@ -209,18 +187,6 @@ def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_once: RunT
     assert not all(
         torch.allclose(within.state.tensors[name], once.state.tensors[name], atol=1e-5) for name in names
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["sequential", "hierarchical"])
-def test_more_batches_may_be_in_flight_than_anybody_would_want(
-    run_tiny: RunTiny, run_once: RunTiny, mode: str
-) -> None:
-    batches = ("data.synthetic.sites=1", "data.synthetic.notes=28", "training.batch_size=1", *PLAIN)
-    once = (*batches, "training.accumulation=80", "federation.rounds=1")
-    whole = run_once("method={name: fedavg}", *once)
-    divided = run_tiny(f"method={{name: fl_llama, mode: {mode}, in_flight: 80}}", *once, out="divided")
-    assert_close(whole, divided)
 
 
 def quiet(event: str, facts: object) -> None:

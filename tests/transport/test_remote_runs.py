@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 import torch
 from proxy import Proxy
 from remote_run import CLIENTS, PATIENT, RUN, Serve, Server
-from support import Finished, RunTiny, refused
+from support import Finished, RunTiny
 
 from fedstrata.client.store import ClientStore, client_folder
-from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import Message, State
 from fedstrata.engine.conversation import SimulatedLine
 from fedstrata.transport.members import Arrival
@@ -228,19 +226,6 @@ def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
             assert expected[client] in process.said.splitlines()[-1]
 
 
-@pytest.mark.slow  # test_joining loses who speaks of another turn
-def test_only_who_speaks_out_of_turn_is_lost(serve: Serve) -> None:
-    """It says one thing of a turn that there is not, and the others wait for it: they are not to blame."""
-    server = serve(BATCH, *ONE_EACH)
-    processes = {client: server.start(client, "turn" if client == "site-2" else "good") for client in CLIENTS}
-    server.run(min_clients=2)
-    assert {facts["client"] for facts in server.of("client")} == {"site-1", "site-3"}
-    (failed,) = server.of("client_failed")
-    assert (failed["client"], failed["error"]) == ("site-2", "FrameError")
-    assert re.search(r"'site-2' .*SAID .*turn 10\d, .*turn \d", failed["message"])
-    assert processes["site-2"].wait() == 1
-
-
 @pytest.mark.slow  # what a client drops when it joins is fast (remote/test_joining)
 def test_a_client_keeps_nothing_of_a_turn_that_does_not_count(serve: Serve) -> None:
     server = serve("method={name: fl_llama, mode: client_batch, average_ends: never}", *ONE_EACH)
@@ -266,16 +251,3 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     assert processes["site-1"].wait() == 1
     told = processes["site-1"].said.splitlines()[-1]
     assert told.startswith("TrainingError: ") and "'site-1'" in told
-
-
-@pytest.mark.slow  # test_joining refuses such states
-def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serve) -> None:
-    server = serve(BATCH, *ONE_EACH)
-    processes = {
-        client: server.start(client, "shape" if client == "site-3" else "good") for client in CLIENTS
-    }
-    values = ["site-3", "states", ", 31)", "fedstrata serve --resume --out"]
-    with refused(ClientsLostError, "clients_lost", values=values):
-        server.run()
-    assert processes["site-3"].wait() == 1
-    assert "states" in (told := processes["site-3"].said) and ", 31)" in told

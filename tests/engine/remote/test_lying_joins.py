@@ -130,11 +130,11 @@ def test_what_was_agreed_stays_while_the_run_lasts(said: dict[str, Any], tmp_pat
 
 @pytest.mark.claim("site_policy#counters")
 def test_no_name_of_a_run_begins_the_counters_anew(said: dict[str, Any], tmp_path: Path) -> None:
-    """Eight sessions in eight processes, each with another name: none trains after the first has."""
+    """Sessions in other processes, each with another name: none trains after the first has."""
     guard = policy_of(tmp_path, megabytes_up=0.001)
     site = Site(tmp_path, said, guard=guard)
     site.ask("train", site.start_plan())
-    for number in range(8):
+    for number in range(2):
         again = Site(tmp_path, said, guard=guard)
         with pytest.raises(OtherRunError):
             again.welcome(f"{number:016x}")
