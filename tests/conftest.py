@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -168,9 +169,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_tiny(tmp_path: Path) -> RunTiny:
     """Runs a tiny federation in this process; takes overrides, and `out` for the name of its folder."""
 
-    def run(*overrides: str, out: str = "run", resume: bool = False, report: bool = False) -> Finished:
+    def run(*overrides: str, out: str = "run", resume: bool = False, **how: Any) -> Finished:
         given = overrides if resume else (*TINY, *overrides)
-        return executed(tmp_path / out, given, resume=resume, report=report)
+        return executed(tmp_path / out, given, resume=resume, **how)
 
     return run
 

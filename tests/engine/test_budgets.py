@@ -23,7 +23,6 @@ from fedstrata.core.settings.source import Source, read_source
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare, prepare_server
 from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
-from fedstrata.engine.run_folder import open_run
 from fedstrata.planning.plan import make_plan
 from fedstrata.privacy.budgets.accounts import Account
 from fedstrata.privacy.budgets.budget import read_budget
@@ -109,7 +108,7 @@ def test_a_run_that_was_stopped_keeps_all_it_had_reserved_until_it_has_gone_on_t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_run(read_source(None, [*TINY, *own]), tmp_path / "part", listen, resume=False).execute()
+        run_tiny(*own, out="part", listen=listen)
     assert sorted(each.charged for each in accounts(path)) == [3, 3, 3]
     with refused(ConfigurationError, "budget_refused", at="privacy.budget.epsilon"):
         run_tiny(*own, out="other")

@@ -211,12 +211,7 @@ def test_as_many_are_drawn_as_asked_and_more_at_a_greater_share(
         ),
         ("{share: 1.0}", "federation.corrupt.share", "out_of_range", ["1.0"]),
         ("{share: 0.1, kind: noise}", "federation.corrupt.kind", "unknown_name", ["'shuffled_labels'"]),
-        (
-            "{share: 0.1, kind: scale, strength: 0.0}",
-            "federation.corrupt.strength",
-            "out_of_range",
-            [0],
-        ),
+        ("{share: 0.1, kind: scale, strength: 0.0}", "federation.corrupt.strength", "out_of_range", [0]),
     ],
 )
 def test_what_cannot_be_is_refused(corrupt: str, path: str, code: str, values: list[object]) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support import TINY, RunTiny, assert_same_tensors, finished, problems_of
+from support import TINY, RunTiny, assert_same_tensors, finished, problems_of, silent
 
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.store import ClientStore
@@ -29,14 +29,9 @@ from fedstrata.display.run import Display
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
-from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = ("data.synthetic.notes=6", "federation.floors=false")
-
-
-def silent(event: str, facts: Any) -> None:
-    """Listens to nothing."""
 
 
 def with_failures(
@@ -143,7 +138,6 @@ def test_too_few_clients_stop_the_run_and_it_can_go_on(
 ) -> None:
     """A file stands where a client's folder belongs: the operating system's own error."""
     whole = run_once(LOCAL_HEAD, *FEW)
-    source = read_source(None, [*TINY, LOCAL_HEAD, *FEW])
     obstacle = tmp_path / "broken/clients/site-2"
 
     def listen(event: str, facts: Any) -> None:
@@ -152,7 +146,7 @@ def test_too_few_clients_stop_the_run_and_it_can_go_on(
             obstacle.write_text("")
 
     with pytest.raises(ClientsLostError) as stopped:
-        open_run(source, tmp_path / "broken", listen, resume=False).execute()
+        run_tiny(LOCAL_HEAD, *FEW, out="broken", listen=listen)
     message = str(stopped.value)
     assert stopped.value.code == "clients_lost"
     assert all(told in message for told in ("round 2", "1 of 3", "site-2", "FileExistsError", str(obstacle)))
@@ -189,8 +183,9 @@ def file_size_limit(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    source = read_source(None, [*TINY, "method={name: local_only}", "federation.min_clients=2", *FEW])
+def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
     leftovers: list[Path] = []
     limits: list[Any] = []
 
@@ -202,8 +197,7 @@ def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(tmp_p
             limits[0].__exit__(None, None, None)
             leftovers.extend((tmp_path / "run" / "clients" / "site-2").iterdir())
 
-    opened = open_run(source, tmp_path / "run", listen, resume=False)
-    run = finished(opened.folder, opened.execute())
+    run = run_tiny("method={name: local_only}", "federation.min_clients=2", *FEW, listen=listen)
     assert [event["error"] for event in run.of("client_failed")] == ["OSError"]
     assert run.of("client_failed")[0]["message"] is None
     assert [event["failed"] for event in run.of("round")] == [["site-2"], []]
@@ -323,32 +317,20 @@ def test_more_clients_than_a_round_has_are_a_problem_of_the_configuration() -> N
     assert ("method.top", "out_of_range") in problems_of(refused.value)  # with every other problem
 
 
-def shown(run: Callable[[Display], Any]) -> str:
+def test_failures_are_shown(run_tiny: RunTiny, tmp_path: Path) -> None:
     out = StringIO()
-    run(Display(Console(file=out, width=200)))
-    return out.getvalue()
-
-
-def test_failures_are_shown(tmp_path: Path) -> None:
+    display = Display(Console(file=out, width=200))
     overrides = ["federation.min_clients=1", "federation.rounds=2", *FEW]
-
-    def run(display: Display) -> None:
-        opened = with_failures(tmp_path / "run", diverge((1, "site-3")), *overrides, listen=display)
-        display.show(opened.execute(), opened.folder, personal=False)
-
-    text = shown(run)
+    opened = with_failures(tmp_path / "failing", diverge((1, "site-3")), *overrides, listen=display)
+    display.show(opened.execute(), opened.folder, personal=False)
+    text = out.getvalue()
     assert re.search(r"\bsite-3\b.*\bTrainingError\b.*\bsite-3\b", text)
     assert "1 of 3" in text
     assert re.search(r"\b1 update\b.*\b1\b.*\bsite-3; 0 of 2\b", text)
-
-
-def test_a_run_that_loses_nobody_says_nothing_of_it(tmp_path: Path) -> None:
-    def run(display: Display) -> None:
-        source = read_source(None, [*TINY, "federation.rounds=1", *FEW])
-        opened = open_run(source, tmp_path / "run", display, resume=False)
-        display.show(opened.execute(), opened.folder, personal=False)
-
-    assert "lost" not in shown(run)
+    out.truncate(0)
+    run = run_tiny("federation.rounds=1", *FEW, listen=display)
+    display.show(run.summary, run.folder, personal=False)
+    assert "lost" not in out.getvalue()
 
 
 def test_a_version_that_is_discarded_gives_way_to_the_one_before(tmp_path: Path) -> None:

@@ -157,12 +157,8 @@ def test_pooled_data_lacks_it() -> None:
     assert {document.site for document in pool.documents.all} == {"site-1", "site-2"}
 
 
-def test_the_table_names_it(tmp_path: Path) -> None:
-    from fedstrata.engine.run_folder import open_run
-
+def test_the_table_names_it(run_once: RunTiny) -> None:
     out = StringIO()
-    display = Display(Console(file=out, width=200))
-    source = read_source(None, [*TINY, "data.split.test_sites=[site-3]", "federation.rounds=0"])
-    opened = open_run(source, tmp_path / "run", display, resume=False)
-    display.show(opened.execute(), opened.folder, personal=False)
+    run = run_once("data.split.test_sites=[site-3]", "federation.rounds=0")
+    Display(Console(file=out, width=200)).show(run.summary, run.folder, personal=False)
     assert "site-3 (held out)" in out.getvalue()

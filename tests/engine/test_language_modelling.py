@@ -144,10 +144,7 @@ def test_a_resumed_run_has_the_tokenizer_it_began_with(whole: Finished, texts: P
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param("{name: fedavg}", marks=pytest.mark.slow),
-        "{name: layer_skipping, top: 1, head: local}",
-    ],
+    [pytest.param("{name: fedavg}", marks=pytest.mark.slow), "{name: layer_skipping, top: 1, head: local}"],
 )
 def test_clients_own_models_are_scored_without_a_trace(texts: Path, tmp_path: Path, method: str) -> None:
     overrides = base(texts, UNTIED, f"method={method}", "federation.evaluate_every=2", "federation.rounds=3")
@@ -195,8 +192,7 @@ def test_a_model_that_a_client_distorts_is_no_clients_own(texts: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("method", "code"),
-    [("{name: fedavg}", "diverged"), ("{name: fedtlu}", "not_finite")],
+    ("method", "code"), [("{name: fedavg}", "diverged"), ("{name: fedtlu}", "not_finite")]
 )
 def test_a_model_that_is_no_longer_finite_is_an_error_that_says_so(
     texts: Path, tmp_path: Path, method: str, code: str

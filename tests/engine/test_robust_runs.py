@@ -17,6 +17,7 @@ from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
+from fedstrata.methods import METHODS
 from fedstrata.planning.plan import make_plan
 
 FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=20", "federation.floors=false")
@@ -28,6 +29,11 @@ FEW = "data.synthetic.notes=10"
 
 def fedavg(aggregation: str) -> str:
     return f"method={{name: fedavg, aggregation: {aggregation}}}"
+
+
+@pytest.mark.parametrize("value", ["mean", {"rule": "mean"}, {}])
+def test_the_mean_by_name_is_the_mean_by_default(value: object) -> None:
+    assert METHODS["fedavg"](aggregation=value) == METHODS["fedavg"]()
 
 
 @pytest.mark.parametrize(
@@ -150,19 +156,9 @@ def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> N
     ("overrides", "path", "code", "values"),
     [
         ([fedavg("medain")], "method.aggregation.rule", "unknown_name", ["'mean', 'median'", "'medain'"]),
-        (
-            [fedavg("{hostile: 0.1}")],
-            "method.aggregation.hostile",
-            "unknown_key",
-            ["trimmed_mean", "krum"],
-        ),
+        ([fedavg("{hostile: 0.1}")], "method.aggregation.hostile", "unknown_key", ["trimmed_mean", "krum"]),
         ([fedavg("{rule: krum, hostile: 0.5}")], "method.aggregation.hostile", "out_of_range", [0.5]),
-        (
-            [fedavg("krum")],
-            "method.aggregation",
-            "not_enough_data",
-            ["krum", "5 updates", "f = 1", "and 3 "],
-        ),
+        ([fedavg("krum")], "method.aggregation", "not_enough_data", ["krum", "5 updates", "f = 1", "and 3 "]),
         (
             [fedavg("median"), "federation.sample=0.5"],
             "method.aggregation",
@@ -175,12 +171,7 @@ def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> N
             "out_of_range",
             ["at least 3", "not 2", "trimmed_mean"],
         ),
-        (
-            [fedavg("median"), "federation.dropout=0.1"],
-            "federation.min_clients",
-            "missing",
-            ["3 or more"],
-        ),
+        ([fedavg("median"), "federation.dropout=0.1"], "federation.min_clients", "missing", ["3 or more"]),
         (
             [fedavg("{rule: multi_krum, keep: 5}"), *FIVE],
             "method.aggregation.keep",

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, RunTiny
+from support import TINY, RunTiny, executed, silent
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from fedstrata.core.files import hash_of
@@ -63,17 +65,7 @@ SUMMARY_KEYS = {
     "energy_joules": None,
     "saved": None,
     "secure_aggregation": None,
-    "privacy": {
-        "mechanism",
-        "unit",
-        "adjacency",
-        "epsilon",
-        "delta",
-        "sigma",
-        "clip",
-        "noise",
-        "clients",
-    },
+    "privacy": {"mechanism", "unit", "adjacency", "epsilon", "delta", "sigma", "clip", "noise", "clients"},
 }
 
 
@@ -108,12 +100,8 @@ def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> No
 
 def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, tmp_path: Path) -> None:
     first = run_once("federation.rounds=1")
-    again = open_run(
-        read_source(first.folder / "config.yaml", []),
-        tmp_path / "again",
-        lambda event, facts: None,
-        resume=False,
-    )
+    settings = read_source(first.folder / "config.yaml", [])
+    again = open_run(settings, tmp_path / "again", silent, resume=False)
     assert again.execute()["metrics"] == first.summary["metrics"]
 
 
@@ -155,12 +143,11 @@ def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: 
             cohort.clients = cohort.clients[-1:]
             return self._method.round(state, cohort, rng)
 
-    opened = open_run(
-        read_source(None, [*TINY, "method={name: local_only}", "federation.floors=false"]),
-        tmp_path / "alone",
-        lambda event, facts: with_one_only.update(facts) if event == "client" else None,
-        resume=False,
-    )
+    def listen(event: str, facts: Mapping[str, Any]) -> None:
+        with_one_only.update(facts if event == "client" else {})
+
+    source = read_source(None, [*TINY, "method={name: local_only}", "federation.floors=false"])
+    opened = open_run(source, tmp_path / "alone", listen, resume=False)
     object.__setattr__(opened.experiment, "method", OnlyTheLast(opened.experiment.method))
     opened.execute()
     last = [event for event in everybody.of("client") if event["round"] == 2][-1]
@@ -240,6 +227,5 @@ def test_a_report_is_written_once_nothing_else_has_memory(
     done: list[str] = []
     monkeypatch.setattr(Run, "_report", lambda run: done.append("report"))
     monkeypatch.setattr(LocalEngine, "close", lambda engine: done.append("close"))
-    source = read_source(None, [*TINY, "federation.rounds=1"])
-    open_run(source, tmp_path / "run", lambda event, facts: None, resume=False).execute()
+    executed(tmp_path / "run", [*TINY, "federation.rounds=1", "data.synthetic.notes=6"])
     assert done == ["close", "report"]

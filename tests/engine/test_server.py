@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import TINY, RunTiny, refused
+from support import TINY, RunTiny, refused, silent
 
 from fedstrata.core.errors import TrainingError
 from fedstrata.core.settings.source import read_source
@@ -25,9 +25,7 @@ LORA = (
 
 @pytest.fixture
 def cohort(tmp_path) -> RoundCohort:
-    run = open_run(
-        read_source(None, [*TINY, *LORA]), tmp_path / "run", lambda event, facts: None, resume=False
-    )
+    run = open_run(read_source(None, [*TINY, *LORA]), tmp_path / "run", silent, resume=False)
     return run._cohort(1, run.engine.clients())
 
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from private_client import JOINT, PRIVATE
 from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
-from support import TINY, Finished, RunTiny, assert_same_tensors, finished, refused
+from support import TINY, Finished, RunTiny, assert_same_tensors, refused
 
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
@@ -104,11 +104,7 @@ EVERY = (
 )
 
 
-NVFLARE = (
-    FAST[0],
-    DIVIDED[0],
-    ("method={name: layer_skipping, top: 1}", *PRIVATE, "privacy.scores=summed"),
-)
+NVFLARE = (FAST[0], DIVIDED[0], ("method={name: layer_skipping, top: 1}", *PRIVATE, "privacy.scores=summed"))
 """Of the runs on NVFlare's federation those that are not slow. The divided method goes with no privacy, and a
 secure sum of the other one is below. Documents that a simulation gives its server stay with sites of their
 own, so that the numbers are others."""
@@ -300,12 +296,7 @@ SHARED = "method={name: layer_skipping, top: 1}"
     ids=["plain", "personal", "joint"],
 )
 def test_a_secure_sum_between_processes_is_that_of_a_simulation(
-    run_by: RunBy,
-    run_once: RunTiny,
-    tmp_path: Path,
-    engine: str,
-    overrides: tuple[str, ...],
-    scores: bool,
+    run_by: RunBy, run_once: RunTiny, tmp_path: Path, engine: str, overrides: tuple[str, ...], scores: bool
 ) -> None:
     """Each site has an identity and a lock of its own, which no server has ever seen.
 
@@ -462,7 +453,7 @@ def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(several: Run
 
 
 @pytest.mark.slow  # one that is killed in its turn costs no more than that
-def test_a_process_that_ends_between_turns_costs_nothing(run_once: RunTiny, tmp_path: Path) -> None:
+def test_a_process_that_ends_between_turns_costs_nothing(run_tiny: RunTiny, run_once: RunTiny) -> None:
     def listen(event: str, facts: Any) -> None:
         if event == "round" and facts["round"] == 1:
             server = next(
@@ -471,9 +462,7 @@ def test_a_process_that_ends_between_turns_costs_nothing(run_once: RunTiny, tmp_
             for worker in server.children():
                 worker.kill()
 
-    source = read_source(None, [*TINY, "method={name: fedavg}", "threads=1", "workers=2"])
-    opened = open_run(source, tmp_path / "run", listen, resume=False)
-    killed = finished(opened.folder, opened.execute())
+    killed = run_tiny("method={name: fedavg}", "threads=1", "workers=2", listen=listen)
     assert_same(run_once("method={name: fedavg}", "threads=1"), killed)
 
 

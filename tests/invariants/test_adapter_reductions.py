@@ -22,8 +22,7 @@ BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("base", "adapter"),
-    [("fedlora", LORA), pytest.param("fedadapter", BOTTLENECK, marks=pytest.mark.slow)],
+    ("base", "adapter"), [("fedlora", LORA), pytest.param("fedadapter", BOTTLENECK, marks=pytest.mark.slow)]
 )
 def test_droppeft_that_skips_nothing_and_shares_all_is_federated_peft(
     run_tiny: RunTiny, run_once: RunTiny, base: str, adapter: str

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny, assert_same_tensors, finished, refused
+from support import TINY, Finished, RunTiny, assert_same_tensors, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -145,13 +145,11 @@ def test_a_run_goes_on_without_a_cache(run_tiny: RunTiny, tmp_path: Path) -> Non
 
 
 def test_over_the_budget_the_run_is_that_without_a_cache_and_its_watcher_is_told_why_once(
-    run_once: RunTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run_tiny: RunTiny, run_once: RunTiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain = run_once("training.cache=off")
-    source = read_source(None, [*TINY, "training.cache_gigabytes=1e-5"])
     with Display() as display:
-        opened = open_run(source, tmp_path / "run", display, resume=False)
-        full = finished(opened.folder, opened.execute())
+        full = run_tiny("training.cache_gigabytes=1e-5", listen=display)
     assert capsys.readouterr().out.count("training.cache_gigabytes (1e-05)") == 1
     assert_same_tensors(plain.state.tensors, full.state.tensors)
     events = full.of("cache")

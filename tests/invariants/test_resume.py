@@ -116,10 +116,7 @@ def test_a_stopped_process_loses_at_most_the_round_under_way(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "damaged"),  # cut short, or with another byte
-    [
-        (b"", "clients/site-2"),
-        (b"\0", "checkpoints"),
-    ],
+    [(b"", "clients/site-2"), (b"\0", "checkpoints")],
 )
 def test_a_newest_file_that_is_damaged_costs_one_round(
     run_tiny: RunTiny, run_once: RunTiny, damaged: str, change: bytes

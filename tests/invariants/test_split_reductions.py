@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny
+from support import TINY, Finished, RunTiny, silent
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
@@ -133,7 +133,7 @@ def test_a_joint_step_is_that_of_a_mean(run_tiny: RunTiny, tmp_path: Path, mean:
     once = (*PLAIN, "training.batch_size=1000", "federation.rounds=1")
     divided = run_tiny(f"method={{name: fl_llama, mode: client_batch, mean: {mean}}}", *once, out="divided")
     run = open_run(
-        read_source(None, [*TINY, *once, "method.name=fedavg"]), tmp_path / "apart", quiet, resume=False
+        read_source(None, [*TINY, *once, "method.name=fedavg"]), tmp_path / "apart", silent, resume=False
     )
     method, model = run.experiment.method, run.experiment.model
     cohort, plan = run._cohort(1, run.engine.clients()), Plan(method.start(model).tensors)
@@ -187,7 +187,3 @@ def test_ends_averaged_within_a_round_are_those_of_shorter_rounds(run_once: RunT
     assert not all(
         torch.allclose(within.state.tensors[name], once.state.tensors[name], atol=1e-5) for name in names
     )
-
-
-def quiet(event: str, facts: object) -> None:
-    """Listens to nothing."""
