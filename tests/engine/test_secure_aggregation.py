@@ -75,7 +75,7 @@ def test_a_client_that_is_lost_counts_if_its_update_is_summed_by_then(
         (found,), summed = sums(run), exchange in ("sign", "unmask")
         assert found["survivors"] == ["site-1", *["site-2"] * summed, "site-3", "site-4"]
         lost = [(event["client"], event["error"]) for event in run.of("client_failed")]
-        assert lost == [] if summed else [("site-2", "OSError")]
+        assert lost == ([] if summed else [("site-2", "OSError")])
     whole = run_once(*SECURE, ONE).state.tensors
     assert_same_tensors(means[0], means[1])
     assert_same_tensors(means[0], means[2])
