@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from weekly_tests import WEEKLY
 
 from fedstrata.cli import main as cli
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings import source
 from fedstrata.data import synthetic
 from fedstrata.engine.run import Run
 
@@ -127,6 +129,19 @@ def _corpora_once() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _overrides_once() -> Iterator[None]:
+    """The overrides of a tiny run take longer to read than its settings to check."""
+    read, known = source.plain_values, cache(source.plain_values)
+
+    def plain_values(text: str | bytes, *of_a_file: Any) -> Any:
+        return read(text, *of_a_file) if of_a_file else deepcopy(known(text))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(source, "plain_values", plain_values)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _commands_once() -> Iterator[None]:
     """Typer makes all commands anew at each call, which takes longer than most of what tests call."""
     with pytest.MonkeyPatch.context() as patched:
@@ -200,9 +215,9 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunTiny]:
 @pytest.fixture(scope="session")
 def clients() -> Iterator[Clients]:
     """Where client processes come from."""
-    source = Clients()
-    yield source
-    source.close()
+    made = Clients()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

@@ -70,7 +70,7 @@ def test_a_site_of_a_single_note_takes_part(run_once: RunTiny, uneven: Path, met
     if method != "centralized":
         examples = {event["client"]: event["examples"] for event in run.of("client")}
         assert examples["h"] > 10 * examples["a"]
-    assert run.summary["metrics"]["global"]["f1"] >= 0
+    assert run.summary["metrics"]["global"]["f1"] > 0
 
 
 def test_clients_that_did_not_take_part_are_scored(run_once: RunTiny, uneven: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_corpus_without_test_documents_has_no_final_scores(run_tiny: RunTiny, 
 
 
 # ---- the synthetic corpus ------------------------------------------------------------------------------
-@given(st.integers(1, 8), st.integers(0, 16), st.floats(0, 10))
+@given(st.integers(1, 6), st.integers(0, 9), st.floats(0, 10))
 def test_unequal_sites_add_up_and_none_is_empty(sites: int, more: int, imbalance: float) -> None:
     documents = generate(seed=1, sites=sites, notes=sites + more, imbalance=imbalance)
     sizes = [sum(document.site == f"site-{site}" for document in documents) for site in range(1, sites + 1)]

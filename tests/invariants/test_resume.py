@@ -22,10 +22,10 @@ from fedstrata.engine.run_folder import SETTINGS, open_run, require_free_folder,
 METHODS = [
     "{name: layer_skipping, top: 1, head: local}",
     "{name: fedtlu, portion: 0.34, selection: sketched}",
-    "{name: fl_llama, mode: client_batch, average_ends: never, noise: {scale: 0.1}}",
 ]
-"""They keep the most unlike things between two rounds."""
+"""They keep the most unlike things between two rounds: of clients, and of the server."""
 OTHER_METHODS = [
+    "{name: fl_llama, mode: client_batch, average_ends: never, noise: {scale: 0.1}}",
     "{name: droppeft}",
     "{name: fedavg}",
     "{name: local_only}",
@@ -39,7 +39,7 @@ OTHER_METHODS = [
 ]
 
 
-BRIEF = "federation.floors=false"
+BRIEF = ("federation.floors=false", "federation.evaluate_every=2")
 
 
 class StoppedError(Exception):
@@ -65,7 +65,7 @@ def test_resumed_is_uninterrupted(run_tiny: RunTiny, run_once: RunTiny, tmp_path
     """Stopped twice: before a round is committed, and after two of them."""
     share = 1.0 if "fedadaopt" in method else 0.67  # which needs three clients in a round
     server = ["data.split.server=2"] if "plus" in method else []
-    overrides = [f"method={method}", "federation.rounds=3", f"federation.sample={share}", *server, BRIEF]
+    overrides = [f"method={method}", "federation.rounds=3", f"federation.sample={share}", *server, *BRIEF]
     whole = run_once(*overrides)
     interrupt(tmp_path / "broken", overrides, after=0)
     interrupt(tmp_path / "broken", overrides, after=2, resume=True)
@@ -170,7 +170,7 @@ def test_a_run_goes_on_from_another_folder_and_not_with_other_documents(
     write(generate(seed=1, sites=2, notes=8), tmp_path / "notes", "jsonl")
     monkeypatch.chdir(tmp_path)
     data = "data={format: jsonl, path: notes, types: [problem, test, treatment, drug]}"
-    run_tiny(data, "federation.rounds=1", BRIEF)
+    run_tiny(data, "federation.rounds=1", *BRIEF)
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     assert run_tiny("federation.rounds=2", resume=True).summary["rounds"] == 2
@@ -194,7 +194,7 @@ def test_a_run_that_was_killed_before_it_began_goes_on_or_begins_anew(
     run_tiny: RunTiny, tmp_path: Path, name: str
 ) -> None:
     """Whatever it was about to write: its settings, its tokenizer, its documents, its record."""
-    rebuilt = ("model.tokenizer={train: words, vocabulary: 60}", "data.synthetic.notes=6", BRIEF)
+    rebuilt = ("model.tokenizer={train: words, vocabulary: 60}", "data.synthetic.notes=6", *BRIEF)
     with pytest.MonkeyPatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(f"fedstrata.engine.run_folder.{name}", Mock(side_effect=KeyboardInterrupt))
         run_tiny(*rebuilt, "federation.rounds=1")
