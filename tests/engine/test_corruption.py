@@ -194,26 +194,18 @@ def test_as_many_are_drawn_as_asked_and_more_at_a_greater_share(
 @pytest.mark.parametrize(
     ("corrupt", "path", "code", "values"),
     [
-        (
-            "{share: 0.1, kind: shuffled_labels, strength: 2.0}",
-            "federation.corrupt",
-            "no_effect",
-            ["strength=2", "'shuffled"],
-        ),
+        ("{share: 0.1, kind: shuffled_labels, strength: 2.0}", "federation.corrupt", "no_effect",
+         ["strength=2", "'shuffled"]),
         ("{share: 0.3, clients: [site-1]}", "federation.corrupt", "conflict", ["share", "clients"]),
         ("{clients: [site-9]}", "federation.corrupt.clients", "unknown_name", ["'site-9'"]),
         ("{portion: 0.5}", "federation.corrupt", "no_effect", ["portion"]),
-        (
-            "{share: 0.3, portion: 0.5, kind: scale}",
-            "federation.corrupt",
-            "no_effect",
-            ["portion=0.5", "'scale'"],
-        ),
+        ("{share: 0.3, portion: 0.5, kind: scale}", "federation.corrupt", "no_effect",
+         ["portion=0.5", "'scale'"]),
         ("{share: 1.0}", "federation.corrupt.share", "out_of_range", ["1.0"]),
         ("{share: 0.1, kind: noise}", "federation.corrupt.kind", "unknown_name", ["'shuffled_labels'"]),
         ("{share: 0.1, kind: scale, strength: 0.0}", "federation.corrupt.strength", "out_of_range", [0]),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(corrupt: str, path: str, code: str, values: list[object]) -> None:
     with refused(ConfigurationError, code, at=path, values=values):
         prepare(read_source(None, [*TINY, f"federation.corrupt={corrupt}"]))

@@ -37,22 +37,14 @@ def test_its_documents_are_its_own() -> None:
 @pytest.mark.parametrize(
     ("override", "path", "code", "names"),
     [
-        (
-            "data.external={site-1: {synthetic: {sites: 1, notes: 2}}}",
-            "data.external",
-            "duplicate",
-            ["site-1"],
-        ),
+        ("data.external={site-1: {synthetic: {sites: 1, notes: 2}}}", "data.external", "duplicate",
+         ["site-1"]),
         ("data.external={x: {format: brat}}", "data.external.x", "missing", ["data.path"]),
-        (
-            "data.external={x: {format: brat, path: nowhere}}",
-            "data.external.x.path",
-            "not_found",
-            ["nowhere"],
-        ),
+        ("data.external={x: {format: brat, path: nowhere}}", "data.external.x.path", "not_found",
+         ["nowhere"]),
         ("data.external={x: {split: {train: 0.5}}}", "data.external.x.split", "unknown_key", []),
     ],
-)
+)  # fmt: skip
 def test_wrong_ones_are_told(run_tiny: Any, override: str, path: str, code: str, names: list[str]) -> None:
     with refused(ConfigurationError, code, at=path, values=names):
         run_tiny(override)

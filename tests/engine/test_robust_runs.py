@@ -159,34 +159,18 @@ def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> N
         ([fedavg("{hostile: 0.1}")], "method.aggregation.hostile", "unknown_key", ["trimmed_mean", "krum"]),
         ([fedavg("{rule: krum, hostile: 0.5}")], "method.aggregation.hostile", "out_of_range", [0.5]),
         ([fedavg("krum")], "method.aggregation", "not_enough_data", ["krum", "5 updates", "f = 1", "and 3 "]),
-        (
-            [fedavg("median"), "federation.sample=0.5"],
-            "method.aggregation",
-            "not_enough_data",
-            ["median", "3 updates", "2 clients", 0.5],
-        ),
-        (
-            [fedavg("trimmed_mean"), "federation.min_clients=2"],
-            "federation.min_clients",
-            "out_of_range",
-            ["at least 3", "not 2", "trimmed_mean"],
-        ),
+        ([fedavg("median"), "federation.sample=0.5"], "method.aggregation", "not_enough_data",
+         ["median", "3 updates", "2 clients", 0.5]),
+        ([fedavg("trimmed_mean"), "federation.min_clients=2"], "federation.min_clients", "out_of_range",
+         ["at least 3", "not 2", "trimmed_mean"]),
         ([fedavg("median"), "federation.dropout=0.1"], "federation.min_clients", "missing", ["3 or more"]),
-        (
-            [fedavg("{rule: multi_krum, keep: 5}"), *FIVE],
-            "method.aggregation.keep",
-            "out_of_range",
-            ["at most 4", "not 5"],
-        ),
-        (
-            ["method={name: local_only, aggregation: median}"],
-            "method.aggregation",
-            "unknown_key",
-            ["layer_skipping", "fedavg", "fedprox"],
-        ),
+        ([fedavg("{rule: multi_krum, keep: 5}"), *FIVE], "method.aggregation.keep", "out_of_range",
+         ["at most 4", "not 5"]),
+        (["method={name: local_only, aggregation: median}"], "method.aggregation", "unknown_key",
+         ["layer_skipping", "fedavg", "fedprox"]),
         (["method={name: centralized, aggregation: median}"], "method.aggregation", "unknown_key", []),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(overrides: list[str], path: str, code: str, values: list[object]) -> None:
     with refused(ConfigurationError, code, at=path, values=values):
         prepare(read_source(None, [*TINY, *overrides]))

@@ -319,28 +319,16 @@ def test_all_that_does_not_go_with_it_is_said_at_once() -> None:
         (("federation.sample=0.5",), "privacy.secure_aggregation", "not_enough_data", ["3 to 64", "and 4"]),
         (("privacy.survivors=5",), "privacy.survivors", "not_enough_data", ["5 to 64", "and 4"]),
         (("privacy.secure_aggregation=false", "privacy.range=2"), "privacy", "no_effect", ["range"]),
-        (
-            ("privacy={mechanism: central, secure_aggregation: true}",),
-            "privacy",
-            "conflict",
-            ["mechanism 'local'"],
-        ),
-        (
-            ("method={name: fedtlu, selection: sketched}",),
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["selection: exact"],
-        ),
-        (
-            ("method={name: layer_skipping, top: auto}",),
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["method.top"],
-        ),
+        (("privacy={mechanism: central, secure_aggregation: true}",), "privacy", "conflict",
+         ["mechanism 'local'"]),
+        (("method={name: fedtlu, selection: sketched}",), "privacy.secure_aggregation", "not_supported",
+         ["selection: exact"]),
+        (("method={name: layer_skipping, top: auto}",), "privacy.secure_aggregation", "not_supported",
+         ["method.top"]),
         (("method={name: local_only}",), "privacy.secure_aggregation", "not_supported", ["local_only"]),
         (("method={name: centralized}",), "privacy.secure_aggregation", "not_supported", ["use fedavg"]),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_go_with_it_is_refused(
     overrides: tuple[str, ...], path: str, code: str, values: list[str]
 ) -> None:
