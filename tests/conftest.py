@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 from collections.abc import Generator, Iterator
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -35,6 +37,7 @@ from weekly_tests import WEEKLY
 
 from fedstrata.cli import main as cli
 from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.settings import source
 from fedstrata.data import synthetic
 from fedstrata.engine.run import Run
 
@@ -86,6 +89,14 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000)
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _what_is_there_stays() -> Iterator[None]:
+    """A client that fails has garbage collected, which looks through all that tests before have imported."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture
 def started() -> Iterator[list[subprocess.Popen[str]]]:
     """Processes that must not outlive the test."""
@@ -115,6 +126,19 @@ def _corpora_once() -> Iterator[None]:
     """Runs on the same synthetic notes, which nothing can change, find them written."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fedstrata.data.synthetic.generate", cache(synthetic.generate))
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _overrides_once() -> Iterator[None]:
+    """The overrides of a tiny run take longer to read than its settings to check."""
+    read, known = source.plain_values, cache(source.plain_values)
+
+    def plain_values(text: str | bytes, *of_a_file: Any) -> Any:
+        return read(text, *of_a_file) if of_a_file else deepcopy(known(text))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(source, "plain_values", plain_values)
         yield
 
 
@@ -169,9 +193,9 @@ def reports(monkeypatch: pytest.MonkeyPatch) -> None:
 def run_tiny(tmp_path: Path) -> RunTiny:
     """Runs a tiny federation in this process; takes overrides, and `out` for the name of its folder."""
 
-    def run(*overrides: str, out: str = "run", resume: bool = False, report: bool = False) -> Finished:
+    def run(*overrides: str, out: str = "run", resume: bool = False, **how: Any) -> Finished:
         given = overrides if resume else (*TINY, *overrides)
-        return executed(tmp_path / out, given, resume=resume, report=report)
+        return executed(tmp_path / out, given, resume=resume, **how)
 
     return run
 
@@ -200,9 +224,9 @@ def run_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunTiny]:
 @pytest.fixture(scope="session")
 def clients() -> Iterator[Clients]:
     """Where client processes come from."""
-    source = Clients()
-    yield source
-    source.close()
+    made = Clients()
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="session")

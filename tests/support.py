@@ -151,8 +151,17 @@ def finished(folder: Path, summary: dict[str, Any]) -> Finished:
     return Finished(folder, summary, read_events(folder / "record.jsonl"), state)
 
 
+def silent(event: str, facts: Any) -> None:
+    """Listens to nothing."""
+
+
 def executed(
-    folder: Path, overrides: Sequence[str], *, resume: bool = False, report: bool = False
+    folder: Path,
+    overrides: Sequence[str],
+    *,
+    resume: bool = False,
+    report: bool = False,
+    listen: Callable[[str, Any], None] = silent,
 ) -> Finished:
     """Runs in this process, or goes on with a run; its report is written only where it is asked for."""
     begun = partial(resumable, folder, None, overrides, command="fedstrata run")
@@ -160,7 +169,7 @@ def executed(
     with pytest.MonkeyPatch.context() as patched:
         if report:
             patched.setattr(Run, "_report", WRITE_REPORT)
-        opened = open_run(source, folder, lambda event, facts: None, resume=resume)
+        opened = open_run(source, folder, listen, resume=resume)
         return finished(folder, opened.execute(resume=resume))
 
 

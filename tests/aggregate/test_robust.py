@@ -339,11 +339,7 @@ def test_a_change_is_taken_before_the_live_tensors_move_on() -> None:
 @pytest.mark.parametrize(
     ("tensors", "code", "values"),
     [
-        (
-            {"a": torch.zeros(2), "b": torch.zeros(1)},
-            "not_agreed",
-            ["client x", "tensor b"],
-        ),
+        ({"a": torch.zeros(2), "b": torch.zeros(1)}, "not_agreed", ["client x", "tensor b"]),
         ({}, "not_agreed", ["client x", "tensor a"]),
         ({"a": torch.zeros(3)}, "wrong_shape", ["client x", "tensor a", "(3,)", "(2,)"]),
     ],

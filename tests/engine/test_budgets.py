@@ -23,7 +23,6 @@ from fedstrata.core.settings.source import Source, read_source
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare, prepare_server
 from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
-from fedstrata.engine.run_folder import open_run
 from fedstrata.planning.plan import make_plan
 from fedstrata.privacy.budgets.accounts import Account
 from fedstrata.privacy.budgets.budget import read_budget
@@ -50,7 +49,7 @@ def budgeted(path: Path, turns: float, *, disjoint: bool = True) -> tuple[str, .
     """Overrides of a run of 2 rounds and a spare turn, under a cap of so many turns."""
     cap, whether = 1.0001 * cost(int(turns)), str(disjoint).lower()
     own = f"privacy.budget={{path: {path}, epsilon: {cap}, delta: {DELTA}, disjoint_sites: {whether}}}"
-    return (*PRIVATE, "privacy.noise=secure", "privacy.spare_turns=1", own)
+    return (*PRIVATE, "privacy.noise=secure", "privacy.spare_turns=1", own, "federation.floors=false")
 
 
 def accounts(path: Path) -> list[Account]:
@@ -109,7 +108,7 @@ def test_a_run_that_was_stopped_keeps_all_it_had_reserved_until_it_has_gone_on_t
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_run(read_source(None, [*TINY, *own]), tmp_path / "part", listen, resume=False).execute()
+        run_tiny(*own, out="part", listen=listen)
     assert sorted(each.charged for each in accounts(path)) == [3, 3, 3]
     with refused(ConfigurationError, "budget_refused", at="privacy.budget.epsilon"):
         run_tiny(*own, out="other")
@@ -256,7 +255,7 @@ def test_a_budget_is_a_sites_own_and_no_servers(path: Path, tmp_path: Path) -> N
     own = budgeted(path, 6)
     with refused(ConfigurationError, "not_supported", at="privacy.budget"):
         prepare_server(read_source(None, [*TINY, *own]), ["site-1", "site-2", "site-3"])
-    server = prepare_server(read_source(None, [*TINY, *own[:-1]]), ["site-1", "site-2", "site-3"])
+    server = prepare_server(read_source(None, [*TINY, *own[:-2]]), ["site-1", "site-2", "site-3"])
     told = shared_settings(server)
     budget = {"path": "budget.db", "epsilon": 1.0, "delta": 0.001}
     site = {"data": {"format": "synthetic", "types": ["drug"]}, "privacy": {"budget": budget}}
@@ -275,7 +274,7 @@ def test_a_served_site_refuses_by_its_own_budget_and_says_no_more_than_that(
     """Each site keeps its own; here all three name one, as one site would in three runs."""
     PseudonymKey.create(tmp_path / "budget.key")
     path = tmp_path / "budget.db"
-    *run, own = budgeted(path, 3)
+    *run, own, _ = budgeted(path, 3)
     site = (*run, "threads=1")
     served(tmp_path / "one", clients, *site, own=[own])
     assert [(each.begun, each.committed, each.ended) for each in accounts(path)] == 3 * [(2, 2, True)]

@@ -32,7 +32,7 @@ def doubtful(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three sites: one has no mention, and of one two test documents are trained on."""
     file = tmp_path_factory.mktemp("doubtful") / "notes.jsonl"
     lines = []
-    for number, each in enumerate(generate(seed=3, sites=3, notes=42, imbalance=1.0)):
+    for number, each in enumerate(generate(seed=3, sites=3, notes=30, imbalance=1.0)):
         spans = [{"start": own.start, "end": own.end, "label": own.label} for own in each.spans]
         kept = [] if each.site == "site-3" else spans
         part = "test" if number % 4 == 0 else "validation" if number % 4 == 1 else "train"
@@ -52,7 +52,7 @@ def of_doubtful(file: Path, *more: str) -> tuple[str, ...]:
 def doubted(doubtful: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A run on them."""
     folder = tmp_path_factory.mktemp("doubted") / "run"
-    return executed(folder, of_doubtful(doubtful, "federation.rounds=1"))
+    return executed(folder, of_doubtful(doubtful, "federation.rounds=0"))
 
 
 def test_a_run_tells_of_doubtful_data_everywhere(doubted: Finished) -> None:
@@ -139,7 +139,7 @@ def test_what_is_cut_is_in_plan_summary_and_report(tmp_path: Path) -> None:
     (line,) = [each for each in plan.warnings if "are cut" in each]
     assert line.startswith("50 % ")
     assert line.endswith("(task.max_length 96, task.answer_length 24)")
-    run = executed(tmp_path / "run", [*overrides, "federation.rounds=1"])
+    run = executed(tmp_path / "run", [*overrides, "federation.rounds=0"])
     assert run.summary["cut"] == plan.cut
     page = report_page([run.folder])
     assert line.partition(" (")[0] in page

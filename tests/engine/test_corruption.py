@@ -26,7 +26,7 @@ FEDAVG = "method={name: fedavg}"
 CORRUPT = "site-2"
 """Who is drawn with the default seed."""
 FEW = "data.synthetic.notes=6"
-ONCE = ("federation.rounds=1", FEW)
+ONCE = ("federation.rounds=1", "federation.floors=false", FEW)
 Changes = dict[str, dict[str, torch.Tensor]]
 
 
@@ -89,11 +89,10 @@ def test_noise_in_place_of_a_change_is_as_long_as_it_and_has_nothing_of_it(
         assert abs(float(cosine)) < 5 / math.sqrt(real[name].numel())
 
 
-def test_what_stays_at_a_corrupt_client_is_what_it_trained(run_tiny: RunTiny) -> None:
+def test_what_stays_at_a_corrupt_client_is_what_it_trained(run_once: RunTiny) -> None:
     method = "method={name: layer_skipping, top: 1, head: local}"
-    honest = run_tiny(method, *ONCE, out="honest")
     corrupt = "federation.corrupt={share: 0.3, kind: scale}"
-    found = run_tiny(method, *ONCE, corrupt, out="corrupt")
+    honest, found = run_once(method, *ONCE), run_once(method, *ONCE, corrupt)
     for client in ("site-1", CORRUPT, "site-3"):
         stores = [run.folder / "clients" / client / "store-00001.safetensors" for run in (honest, found)]
         assert stores[0].read_bytes() == stores[1].read_bytes()
@@ -123,29 +122,23 @@ def test_only_the_training_examples_of_corrupt_clients_change(honest_sites: list
         assert site.count == honest.count
 
 
-@pytest.mark.parametrize("portion", [0.25, 0.5])
-def test_a_portion_of_the_examples_of_a_named_client_is_corrupt(
-    honest_sites: list[Site], portion: float
+def test_a_portion_of_the_examples_of_a_named_client_is_corrupt_and_those_of_less_are_among_them(
+    honest_sites: list[Site],
 ) -> None:
-    corrupt = f"federation.corrupt={{clients: [site-3], portion: {portion}, kind: label_flips}}"
-    for site, honest in zip(
-        sites_of(prepare(read_source(None, [*TINY, corrupt])))[0], honest_sites, strict=True
-    ):
-        pairs = list(zip(site.encode(), honest.encode(), strict=True))
-        changed = sum(bool((one.tags != two.tags).any()) for one, two in pairs)
-        assert changed == (math.floor(portion * len(pairs) + 0.5) if site.id == "site-3" else 0)
-
-
-def test_more_of_a_client_s_examples_are_those_of_less_and_others() -> None:
-    def changed(portion: float) -> set[int]:
-        corrupt = f"federation.corrupt={{clients: [site-1], portion: {portion}, kind: label_flips}}"
-        site, honest = (
-            sites_of(prepare(read_source(None, [*TINY, *more])))[0][0] for more in ([corrupt], [])
-        )
-        pairs = zip(site.encode(), honest.encode(), strict=True)
-        return {index for index, (one, two) in enumerate(pairs) if (one.tags != two.tags).any()}
-
-    assert changed(0.25) < changed(0.5) < changed(1.0)
+    corrupted: list[set[int]] = [set()]
+    for portion in (0.25, 0.5, 1.0):
+        corrupt = f"federation.corrupt={{clients: [site-3], portion: {portion}, kind: label_flips}}"
+        for site, honest in zip(
+            sites_of(prepare(read_source(None, [*TINY, corrupt])))[0], honest_sites, strict=True
+        ):
+            pairs = list(zip(site.encode(), honest.encode(), strict=True))
+            changed = {index for index, (one, two) in enumerate(pairs) if (one.tags != two.tags).any()}
+            if site.id == "site-3":
+                assert portion == 1.0 or len(changed) == math.floor(portion * len(pairs) + 0.5)
+                assert corrupted[-1] < changed
+                corrupted.append(changed)
+            else:
+                assert not changed
 
 
 def test_the_record_and_the_summary_say_who_is_corrupt(run_tiny: RunTiny) -> None:
@@ -156,20 +149,19 @@ def test_the_record_and_the_summary_say_who_is_corrupt(run_tiny: RunTiny) -> Non
     assert page.count('<span class="tag">corrupt</span>') == 2
 
 
-def test_a_share_of_nobody_is_the_run_without_the_setting(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    plain = run_once("federation.rounds=1")
-    named = run_tiny("federation.rounds=1", "federation.corrupt.kind=gaussian")
+def test_a_share_of_nobody_is_the_run_without_the_setting(run_once: RunTiny) -> None:
+    plain, named = run_once(*ONCE), run_once(*ONCE, "federation.corrupt.kind=gaussian")
     assert_same_tensors(plain.state.tensors, named.state.tensors)
     assert named.of("run")[0]["corrupt"] is None
 
 
-def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    pooled = ("method={name: centralized}", "federation.rounds=1")
+def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(run_once: RunTiny) -> None:
+    pooled = ("method={name: centralized}", "federation={rounds: 1, floors: false}")
     plain = run_once(*pooled)
-    labels = run_tiny(*pooled, "federation.corrupt={share: 0.3, kind: label_flips}", out="labels")
-    flipped = run_tiny(*pooled, "federation.corrupt={share: 0.3, kind: sign_flip}", out="flipped")
+    labels, flipped = (
+        run_once(*pooled, f"federation.corrupt={{share: 0.3, kind: {kind}}}")
+        for kind in ("label_flips", "sign_flip")
+    )
     assert_same_tensors(plain.state.tensors, flipped.state.tensors)
     assert flipped.summary["corrupt"] is None
     assert labels.summary["corrupt"]["clients"] == [CORRUPT]
@@ -202,31 +194,18 @@ def test_as_many_are_drawn_as_asked_and_more_at_a_greater_share(
 @pytest.mark.parametrize(
     ("corrupt", "path", "code", "values"),
     [
-        (
-            "{share: 0.1, kind: shuffled_labels, strength: 2.0}",
-            "federation.corrupt",
-            "no_effect",
-            ["strength=2", "'shuffled"],
-        ),
+        ("{share: 0.1, kind: shuffled_labels, strength: 2.0}", "federation.corrupt", "no_effect",
+         ["strength=2", "'shuffled"]),
         ("{share: 0.3, clients: [site-1]}", "federation.corrupt", "conflict", ["share", "clients"]),
         ("{clients: [site-9]}", "federation.corrupt.clients", "unknown_name", ["'site-9'"]),
         ("{portion: 0.5}", "federation.corrupt", "no_effect", ["portion"]),
-        (
-            "{share: 0.3, portion: 0.5, kind: scale}",
-            "federation.corrupt",
-            "no_effect",
-            ["portion=0.5", "'scale'"],
-        ),
+        ("{share: 0.3, portion: 0.5, kind: scale}", "federation.corrupt", "no_effect",
+         ["portion=0.5", "'scale'"]),
         ("{share: 1.0}", "federation.corrupt.share", "out_of_range", ["1.0"]),
         ("{share: 0.1, kind: noise}", "federation.corrupt.kind", "unknown_name", ["'shuffled_labels'"]),
-        (
-            "{share: 0.1, kind: scale, strength: 0.0}",
-            "federation.corrupt.strength",
-            "out_of_range",
-            [0],
-        ),
+        ("{share: 0.1, kind: scale, strength: 0.0}", "federation.corrupt.strength", "out_of_range", [0]),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(corrupt: str, path: str, code: str, values: list[object]) -> None:
     with refused(ConfigurationError, code, at=path, values=values):
         prepare(read_source(None, [*TINY, f"federation.corrupt={corrupt}"]))

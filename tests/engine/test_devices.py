@@ -31,8 +31,15 @@ PHONES = (
 """A billion operations and a million bytes a second."""
 
 
-FEW = ("devices={}", "federation.rounds=1", "training.batch_size=4")
+FEW = (
+    "devices={}",
+    "federation.rounds=1",
+    "federation.floors=false",
+    "training.batch_size=4",
+    "data.synthetic.notes=6",
+)
 ONCE = (*FEW, "data.synthetic.notes=24")
+BRIEF = ("data.synthetic.notes=6", "federation.floors=false")
 LORA = "adapter={kind: lora, rank: 2}"
 
 
@@ -101,7 +108,7 @@ def by_round(run: Finished) -> dict[int, dict[str, list[dict[str, Any]]]]:
 
 def test_the_clock_of_a_run_by_hand(run_once: RunTiny) -> None:
     """FedAvg with one batch an epoch, on phones of a billion operations and a million bytes a second."""
-    overrides = ("method={name: fedavg}", "training.batch_size=1000", "training.epochs=2", PHONES)
+    overrides = ("method={name: fedavg}", "training.batch_size=1000", "training.epochs=2", PHONES, *BRIEF)
     run = run_once(*overrides)
     experiment = prepare(read_source(None, [*TINY, *overrides]))
     model, task = experiment.model, experiment.task
@@ -134,7 +141,7 @@ def test_emulation_changes_no_number_of_the_run_and_its_absence_is_null(run_once
 
 
 def test_pooled_training_has_no_device(run_once: RunTiny) -> None:
-    run = run_once("method={name: centralized}", "devices={}", "federation.rounds=1")
+    run = run_once("method={name: centralized}", *FEW)
     assert run.summary["time"]["simulated_seconds"] is None
     assert run.of("run")[0]["devices"] is None
 
@@ -157,7 +164,9 @@ def shape(blocks: int) -> str:
     "overrides",
     [
         ("method={name: layer_skipping, top: 1}", "training.epochs=2"),
-        ("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}"),
+        pytest.param(
+            ("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}"), marks=pytest.mark.slow
+        ),
         pytest.param(("method={name: fedavg}", "training.checkpointing=true"), marks=pytest.mark.slow),
         pytest.param(("method={name: droppeft, rates: 0.5}", LORA), marks=pytest.mark.slow),
         pytest.param(("method={name: ffa_lora}", LORA), marks=pytest.mark.slow),
@@ -188,6 +197,7 @@ def test_a_larger_model_costs_what_a_run_of_it_would(run_once: RunTiny, override
     assert counted.summary["model"]["parameters"] < own.summary["model"]["parameters"]
 
 
+@pytest.mark.slow  # a larger one, and each by itself, are fast
 def test_devices_count_a_model_that_is_named(run_tiny: RunTiny, run_once: RunTiny) -> None:
     """The products of the linear layers of Llama's 16 blocks, forward and once back, and little else."""
     method = ("method={name: fedlora}", LORA)
@@ -205,11 +215,11 @@ def test_devices_count_a_model_that_is_named(run_tiny: RunTiny, run_once: RunTin
 @pytest.mark.parametrize(
     ("name", "millions"),
     [
-        ("deberta-v3-large", 435.1),
+        ("roberta-base", 124.6),
         *(
             pytest.param(name, millions, marks=pytest.mark.slow)
             for name, millions in (
-                ("bert-large", 335.1), ("roberta-base", 124.6), ("roberta-large", 355.4),
+                ("deberta-v3-large", 435.1), ("bert-large", 335.1), ("roberta-large", 355.4),
                 ("llama-3.2-1b", 1235.8), ("llama-2-7b", 6607.4), ("llama-3-8b", 7504.9),
             )
         ),
@@ -291,7 +301,7 @@ def memory_of(run: Finished) -> dict[str, float]:
     [
         ("training.optimizer=adamw", 4),
         pytest.param("training={optimizer: sgd, momentum: 0.9}", 3, marks=pytest.mark.slow),
-        ("training={optimizer: sgd, momentum: 0.0}", 2),
+        pytest.param("training={optimizer: sgd, momentum: 0.0}", 2, marks=pytest.mark.slow),
     ],
 )
 def test_the_memory_of_training_is_weights_gradients_states_and_activations(
@@ -345,7 +355,7 @@ def test_a_device_of_a_lower_rank_holds_less(run_once: RunTiny) -> None:
     ids=["sketched uploads", "gradients looked at first"],
 )
 def test_all_that_a_client_does_in_a_round_adds_up(run_once: RunTiny, method: str) -> None:
-    run = run_once(f"method={method}", "devices={}")
+    run = run_once(f"method={method}", "devices={}", *BRIEF)
     for event in run.of("round"):
         turns = by_round(run)[event["round"]]
         taken = {
@@ -361,7 +371,8 @@ def test_all_that_a_client_does_in_a_round_adds_up(run_once: RunTiny, method: st
 
 
 def test_lost_clients_are_not_waited_for(run_once: RunTiny) -> None:
-    run = run_once("devices={}", "federation.dropout=0.5", "federation.rounds=4")
+    lossy = "federation={dropout: 0.5, rounds: 4, evaluate_every: 4, floors: false}"
+    run = run_once("devices={}", lossy, "data.synthetic.notes=6")
     assert any(event["failed"] for event in run.of("round"))
     for event in run.of("round"):
         turns = by_round(run)[event["round"]]
@@ -399,15 +410,6 @@ def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
     resumed = run_tiny(out="broken", resume=True)
     assert clock_of(resumed) == clock_of(whole)
     assert resumed.summary["energy_joules"] == whole.summary["energy_joules"]
-
-
-@pytest.mark.slow
-def test_the_clock_of_a_run_given_more_rounds_is_that_of_one_that_had_them(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    whole = run_once("devices={}", "federation.rounds=3")
-    run_tiny("devices={}", "federation.rounds=1", out="short")
-    assert clock_of(run_tiny("federation.rounds=3", out="short", resume=True)) == clock_of(whole)
 
 
 @pytest.mark.slow

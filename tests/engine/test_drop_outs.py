@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy.stats import binom
-from support import TINY, RunTiny, assert_same_tensors, finished, refused
+from support import TINY, RunTiny, assert_same_tensors, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
@@ -24,16 +24,16 @@ from fedstrata.display.run import Display
 from fedstrata.engine.book import Attendance
 from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.sites import drop_outs
 from fedstrata.methods import METHODS
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = "data.synthetic.notes=6"
+BRIEF = (FEW, "federation.floors=false")
 
 
 def test_drop_outs_get_the_plan_and_send_nothing(run_once: RunTiny) -> None:
-    run = run_once("federation.dropout=0.4", "federation.rounds=4", "federation.evaluate_every=4")
+    run = run_once("federation={dropout: 0.4, rounds: 4, evaluate_every: 4, floors: false}", FEW)
     lost = {(event["round"], event["client"]) for event in run.of("client_failed")}
     worked = {(event["round"], event["client"]) for event in run.of("client")}
     assert lost
@@ -48,17 +48,15 @@ def test_drop_outs_get_the_plan_and_send_nothing(run_once: RunTiny) -> None:
     assert sum(run.summary["failures"]["clients"].values()) == len(lost)
 
 
-def test_a_round_that_drop_outs_leave_too_small_changes_nothing(tmp_path: Path) -> None:
+def test_a_round_that_drop_outs_leave_too_small_changes_nothing(run_tiny: RunTiny, tmp_path: Path) -> None:
     overrides = ["seed=1", "federation.dropout=0.4", "federation.min_clients=3", "federation.rounds=3", FEW]
-    source = read_source(None, [*TINY, *overrides, "federation.evaluate_every=3"])
     states: dict[int, State] = {}
 
     def listen(event: str, facts: Any) -> None:
         if event == "round":
             states[facts["round"]] = Checkpoints(tmp_path / "run/checkpoints").load(facts["round"])[1]
 
-    opened = open_run(source, tmp_path / "run", listen, resume=False)
-    run = finished(opened.folder, opened.execute())
+    run = run_tiny(*overrides, "federation.evaluate_every=3", listen=listen)
     abandoned = [event["round"] for event in run.of("round") if event["abandoned"]]
     assert abandoned == [2]
     assert run.summary["failures"]["abandoned_rounds"] == len(abandoned)
@@ -79,7 +77,7 @@ def test_a_round_that_drop_outs_leave_too_small_changes_nothing(tmp_path: Path) 
 
 
 def test_every_client_may_drop_out_of_a_round(run_once: RunTiny) -> None:
-    run = run_once("federation.dropout=0.999999", "federation.rounds=1")
+    run = run_once("federation.dropout=0.999999", "federation.rounds=1", *BRIEF)
     assert run.of("round")[0]["failed"] == ["site-1", "site-2", "site-3"]
     assert run.of("round")[0]["abandoned"]
     sent = run.summary["communication"]
@@ -105,14 +103,15 @@ def run_of(chance: float, seed: int) -> Any:
 
 
 @given(
-    st.lists(st.text(min_size=1, max_size=5), min_size=1, max_size=20, unique=True),
+    st.integers(1, 6),
     st.floats(0, 0.99),
     st.floats(0, 0.99),
     st.integers(0, 9),
 )
 def test_a_greater_chance_takes_more_clients_and_each_by_itself(
-    clients: list[str], one: float, other: float, seed: int
+    count: int, one: float, other: float, seed: int
 ) -> None:
+    clients = [f"site {number}" for number in range(count)]
     low, high = (run_of(chance, seed) for chance in sorted((one, other)))
     assert drop_outs(low, 1, clients) <= drop_outs(high, 1, clients)
     assert not drop_outs(run_of(0.0, seed), 1, clients)
@@ -160,12 +159,11 @@ def test_a_chance_outside_its_range_is_refused(value: str, code: str) -> None:
         prepare(read_source(None, [*TINY, f"federation.dropout={value}"]))
 
 
-def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
+def test_drop_outs_are_counted_and_not_shown_one_by_one(run_tiny: RunTiny) -> None:
     out = StringIO()
     display = Display(Console(file=out, width=200))
-    source = read_source(None, [*TINY, "federation.dropout=0.5", "federation.min_clients=3", FEW])
-    opened = open_run(source, tmp_path / "run", display, resume=False)
-    display.show(opened.execute(), opened.folder, personal=False)
+    run = run_tiny("federation.dropout=0.5", "federation.min_clients=3", FEW, listen=display)
+    display.show(run.summary, run.folder, personal=False)
     text = out.getvalue()
     assert "DroppedOut" not in text
     assert "of 3 clients" in text
@@ -174,16 +172,16 @@ def test_drop_outs_are_counted_and_not_shown_one_by_one(tmp_path: Path) -> None:
 
 
 def test_with_nobody_lost_the_settings_change_nothing(run_once: RunTiny) -> None:
-    plain = run_once(LOCAL_HEAD, FEW)
-    guarded = run_once(LOCAL_HEAD, FEW, "federation={rounds: 2, min_clients: 2, dropout: 0.0}")
+    plain = run_once(LOCAL_HEAD, *BRIEF)
+    guarded = run_once(LOCAL_HEAD, *BRIEF, "federation={rounds: 2, min_clients: 2, dropout: 0.0}")
     assert_same_tensors(plain.state.tensors, guarded.state.tensors)
     assert plain.rounds_but_for_machine() == guarded.rounds_but_for_machine()
     assert plain.summary["metrics"] == guarded.summary["metrics"]
 
 
-def test_resumed_is_uninterrupted_with_drop_outs(run_tiny: RunTiny, tmp_path: Path) -> None:
-    overrides = [LOCAL_HEAD, "seed=1", "federation.dropout=0.5", "federation.min_clients=2", FEW]
-    whole = run_tiny(*overrides, out="whole")
+def test_resumed_is_uninterrupted_with_drop_outs(run_tiny: RunTiny, run_once: RunTiny) -> None:
+    overrides = [LOCAL_HEAD, "seed=1", "federation.dropout=0.5", "federation.min_clients=2", *BRIEF]
+    whole = run_once(*overrides)
     assert any(event["failed"] and not event["abandoned"] for event in whole.of("round"))
 
     def listen(event: str, facts: Any) -> None:
@@ -191,7 +189,7 @@ def test_resumed_is_uninterrupted_with_drop_outs(run_tiny: RunTiny, tmp_path: Pa
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        open_run(read_source(None, [*TINY, *overrides]), tmp_path / "broken", listen, resume=False).execute()
+        run_tiny(*overrides, out="broken", listen=listen)
     resumed = run_tiny(out="broken", resume=True)
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     assert resumed.rounds_but_for_machine() == whole.rounds_but_for_machine()

@@ -15,9 +15,8 @@ from fedstrata.engine.check import check_settings
 EXTERNAL = "data.external={elsewhere: {synthetic: {sites: 2, notes: 6}}}"
 
 
-def test_an_external_corpus_is_scored_and_changes_nothing_else(run_tiny: Any, run_once: Any) -> None:
-    alone = run_once("federation.rounds=1")
-    run = run_tiny("federation.rounds=1", EXTERNAL)
+def test_an_external_corpus_is_scored_and_changes_nothing_else(run_once: Any) -> None:
+    alone, run = run_once("federation.rounds=1"), run_once("federation.rounds=1", EXTERNAL)
     ours, theirs = run.summary["metrics"], alone.summary["metrics"]
     assert ours["external"].keys() == {"elsewhere"}
     assert {**ours, "external": None} == theirs
@@ -38,22 +37,14 @@ def test_its_documents_are_its_own() -> None:
 @pytest.mark.parametrize(
     ("override", "path", "code", "names"),
     [
-        (
-            "data.external={site-1: {synthetic: {sites: 1, notes: 2}}}",
-            "data.external",
-            "duplicate",
-            ["site-1"],
-        ),
+        ("data.external={site-1: {synthetic: {sites: 1, notes: 2}}}", "data.external", "duplicate",
+         ["site-1"]),
         ("data.external={x: {format: brat}}", "data.external.x", "missing", ["data.path"]),
-        (
-            "data.external={x: {format: brat, path: nowhere}}",
-            "data.external.x.path",
-            "not_found",
-            ["nowhere"],
-        ),
+        ("data.external={x: {format: brat, path: nowhere}}", "data.external.x.path", "not_found",
+         ["nowhere"]),
         ("data.external={x: {split: {train: 0.5}}}", "data.external.x.split", "unknown_key", []),
     ],
-)
+)  # fmt: skip
 def test_wrong_ones_are_told(run_tiny: Any, override: str, path: str, code: str, names: list[str]) -> None:
     with refused(ConfigurationError, code, at=path, values=names):
         run_tiny(override)

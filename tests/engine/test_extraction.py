@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from support import TINY, Finished, assert_same_tensors, finished, problems_of, refused
+from support import TINY, Finished, assert_same_tensors, executed, problems_of, refused
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -18,7 +18,6 @@ from fedstrata.data.divide import divide
 from fedstrata.data.readers import read
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.run_folder import open_run
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import scores_of
 from fedstrata.results.export import export
@@ -66,13 +65,18 @@ def learnt(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("learnt")
     data = write_corpus(folder / "notes", {"north": True, "south": True}, copies=1)
     rounds = "federation={rounds: 2, evaluate_every: 2}"
-    source = read_source(None, [*TINY, *EXTRACT, data, LEARNT, rounds])
-    run = open_run(source, folder / "run", lambda event, facts: None, resume=False)
-    return finished(folder / "run", run.execute())
+    return executed(folder / "run", [*TINY, *EXTRACT, data, LEARNT, rounds])
 
 
 def predict(run: Finished, *arguments: object) -> Result:
     return CliRunner().invoke(app, ["predict", str(run.folder), *map(str, arguments)])
+
+
+def predicted(run: Finished, *arguments: object) -> str:
+    """What a command that succeeds shows."""
+    done = predict(run, *arguments)
+    assert done.exit_code == 0, done.output
+    return done.output
 
 
 def at_of(done: Result) -> list[tuple[str, str]]:
@@ -98,18 +102,15 @@ def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_
         tested = "".join(f"{line}\n" for line in lines if '"split": "test"' in line)
         (tmp_path / "test" / site / "notes.jsonl").write_text(tested, encoding="utf-8")
     asked = (tmp_path / "test", "--input-format", "jsonl", "--format", "jsonl", "--keep-mentions")
-    done = predict(learnt, *asked, "--out", tmp_path / "found")
-    assert done.exit_code == 0, done.output
+    assert "ner_f1" not in predicted(learnt, *asked, "--out", tmp_path / "found")
     gold, found = (read(tmp_path / side, "jsonl") for side in ("test", "found"))
     assert [each.spans for each in found] == [each.spans for each in gold]
     scores = scores_of(match_relations(*(list(map(triples_of, side)) for side in (gold, found))), [], "re_")
     expected = learnt.summary["metrics"]["global"]
     assert scores.items() <= expected.items()
     assert scores["re_lenient_f1"] > 0.0
-    assert "ner_f1" not in done.output
     # Mentions are scored apart from modifiers, under the types of the run.
-    done = predict(learnt, *asked[:-1], "--out", tmp_path / "whole")
-    assert done.exit_code == 0, done.output
+    predicted(learnt, *asked[:-1], "--out", tmp_path / "whole")
     mentions = scored_as(learnt, tmp_path / "test", tmp_path / "whole")["mentions"]["scores"]
     assert mentions.items() <= {name.removeprefix("ner_"): value for name, value in expected.items()}.items()
     assert mentions["lenient_f1"] > 0.0
@@ -131,8 +132,7 @@ def test_modifiers_are_asked_for_where_there_are_mentions(
     mentions = run_tiny(*EXTRACT, data, "task.tasks=[ner]", "federation.rounds=0", out="mentions")
     done = predict(mentions, tmp_path / "note.txt", "--keep-mentions")
     assert at_of(done) == [("--keep-mentions", "not_supported")]
-    done = predict(mentions, tmp_path / "note.txt", "--format", "i2b2", "--out", tmp_path / "i2b2")
-    assert done.exit_code == 0, done.output
+    predicted(mentions, tmp_path / "note.txt", "--format", "i2b2", "--out", tmp_path / "i2b2")
     assert (tmp_path / "i2b2" / "note.con").is_file()  # which has no place for modifiers
     notes = (tmp_path / "notes", "--input-format", "jsonl")
     done = predict(only, *notes, "--format", "i2b2")
@@ -182,8 +182,7 @@ def test_a_model_that_knows_its_sentences_finds_everything_in_runs_and_predictio
     texts = tmp_path / "texts"
     texts.mkdir()
     (texts / "one.txt").write_text("Denies fever.\nSevere chest pain.", encoding="utf-8")
-    done = predict(learnt, texts, "--out", tmp_path / "found")
-    assert done.exit_code == 0, done.output
+    predicted(learnt, texts, "--out", tmp_path / "found")
     lines = (tmp_path / "found" / "one.ann").read_text(encoding="utf-8").splitlines()
     assert sorted(line.split("\t", 1)[1] for line in lines if line.startswith("T")) == [
         "negation 0 6\tDenies",
@@ -233,10 +232,7 @@ def test_relations_that_are_set_aside_are_so_for_the_server_and_leave_the_types_
     settings = (*TINY, *EXTRACT, data, *PLUS)
     whole = prepare(read_source(None, settings))
     uneven = prepare(read_source(None, [*settings, "task.mentions_only=[both, mentions]"]))
-    assert (uneven.task.mentions, uneven.task.modifiers) == (
-        whole.task.mentions,
-        whole.task.modifiers,
-    )
+    assert (uneven.task.mentions, uneven.task.modifiers) == (whole.task.mentions, whole.task.modifiers)
     assert all(document.lacks_relations for document in uneven.server)
     for name, own in uneven.clients.items():
         assert all(document.lacks_relations for document in own.train)
@@ -259,16 +255,6 @@ def test_a_client_without_anything_to_learn_is_told_before_anything_starts(
     data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False})
     with refused(ConfigurationError, "nothing_to_learn", at="task.tasks", values=["mentions"]):
         run_tiny(*EXTRACT, data, "task.tasks=[re]")
-
-
-@pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: Any, tmp_path: Path) -> None:
-    data = write_corpus(tmp_path / "notes", {"north": True, "south": True})
-    whole = run_tiny(*EXTRACT, data, "federation.rounds=2", out="whole")
-    run_tiny(*EXTRACT, data, "federation.rounds=1", out="halves")
-    halves = run_tiny("federation.rounds=2", out="halves", resume=True)
-    assert_same_tensors(whole.state.tensors, halves.state.tensors)
-    assert whole.summary["metrics"] == halves.summary["metrics"]
 
 
 @pytest.mark.slow

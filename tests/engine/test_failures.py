@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import re
 import resource
+import shutil
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support import TINY, RunTiny, assert_same_tensors, finished, problems_of
+from support import TINY, RunTiny, assert_same_tensors, finished, problems_of, silent
 
 from fedstrata.client.failures import is_client_failure, release_memory
 from fedstrata.client.store import ClientStore
@@ -28,14 +29,9 @@ from fedstrata.display.run import Display
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
-from fedstrata.engine.run_folder import open_run
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
-FEW = "data.synthetic.notes=6"
-
-
-def silent(event: str, facts: Any) -> None:
-    """Listens to nothing."""
+FEW = ("data.synthetic.notes=6", "federation.floors=false")
 
 
 def with_failures(
@@ -125,7 +121,7 @@ def test_a_round_goes_on_without_a_client_that_failed(tmp_path: Path) -> None:
 
 def test_what_a_failed_client_kept_is_discarded(tmp_path: Path) -> None:
     """Site 2 writes its head in both rounds and then fails in the second: the first head counts."""
-    overrides = [LOCAL_HEAD, "federation.min_clients=1", FEW]
+    overrides = [LOCAL_HEAD, "federation.min_clients=1", *FEW]
     opened = with_failures(tmp_path / "run", diverge((2, "site-2"), (1, "site-3")), *overrides)
     opened.execute()
     stores = sorted(str(path.relative_to(opened.folder)) for path in opened.folder.rglob("store-*"))
@@ -137,10 +133,11 @@ def test_what_a_failed_client_kept_is_discarded(tmp_path: Path) -> None:
     ]
 
 
-def test_too_few_clients_stop_the_run_and_it_can_go_on(run_tiny: RunTiny, tmp_path: Path) -> None:
+def test_too_few_clients_stop_the_run_and_it_can_go_on(
+    run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path
+) -> None:
     """A file stands where a client's folder belongs: the operating system's own error."""
-    whole = run_tiny(LOCAL_HEAD, FEW, out="whole")
-    source = read_source(None, [*TINY, LOCAL_HEAD, FEW])
+    whole = run_once(LOCAL_HEAD, *FEW)
     obstacle = tmp_path / "broken/clients/site-2"
 
     def listen(event: str, facts: Any) -> None:
@@ -149,7 +146,7 @@ def test_too_few_clients_stop_the_run_and_it_can_go_on(run_tiny: RunTiny, tmp_pa
             obstacle.write_text("")
 
     with pytest.raises(ClientsLostError) as stopped:
-        open_run(source, tmp_path / "broken", listen, resume=False).execute()
+        run_tiny(LOCAL_HEAD, *FEW, out="broken", listen=listen)
     message = str(stopped.value)
     assert stopped.value.code == "clients_lost"
     assert all(told in message for told in ("round 2", "1 of 3", "site-2", "FileExistsError", str(obstacle)))
@@ -168,11 +165,8 @@ def test_too_few_clients_stop_the_run_and_it_can_go_on(run_tiny: RunTiny, tmp_pa
 def test_a_stopped_run_can_go_on_with_fewer_clients(
     run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path
 ) -> None:
-    fail = diverge((1, "site-1"))
-    opened = with_failures(tmp_path / "run", fail, "federation.rounds=1")
-    (opened.folder / "config.yaml").write_text(
-        (run_once("federation.rounds=1").folder / "config.yaml").read_text()
-    )
+    opened = with_failures(tmp_path / "run", diverge((1, "site-1")), "federation.rounds=1")
+    shutil.copy(run_once("federation.rounds=1").folder / "config.yaml", opened.folder)
     with pytest.raises(ClientsLostError):
         opened.execute()
     assert run_tiny("federation.min_clients=2", resume=True).summary["rounds"] == 1
@@ -189,8 +183,9 @@ def file_size_limit(limit: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
-    source = read_source(None, [*TINY, "method={name: local_only}", "federation.min_clients=2", FEW])
+def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(
+    run_tiny: RunTiny, tmp_path: Path
+) -> None:
     leftovers: list[Path] = []
     limits: list[Any] = []
 
@@ -202,15 +197,14 @@ def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(tmp_p
             limits[0].__exit__(None, None, None)
             leftovers.extend((tmp_path / "run" / "clients" / "site-2").iterdir())
 
-    opened = open_run(source, tmp_path / "run", listen, resume=False)
-    run = finished(opened.folder, opened.execute())
+    run = run_tiny("method={name: local_only}", "federation.min_clients=2", *FEW, listen=listen)
     assert [event["error"] for event in run.of("client_failed")] == ["OSError"]
     assert run.of("client_failed")[0]["message"] is None
     assert [event["failed"] for event in run.of("round")] == [["site-2"], []]
     assert not leftovers
 
 
-@pytest.mark.parametrize("error", [KeyError("a"), TypeError(), RuntimeError("shape"), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [RuntimeError("shape"), KeyboardInterrupt()])
 def test_a_bug_or_an_interruption_is_no_clients_failure(tmp_path: Path, error: BaseException) -> None:
     def fail(turn: int, client: str) -> None:
         raise error
@@ -230,7 +224,7 @@ def test_which_errors_are_a_clients_own() -> None:
     for error in (
         ConfigurationError([Problem("a", "b", code="invalid")]),
         RuntimeError("CUDA error"),
-        ValueError(),
+        *(ValueError(), KeyError("a"), TypeError()),
     ):
         assert not is_client_failure(error)
 
@@ -251,7 +245,9 @@ def test_a_client_out_of_memory_leaves_its_memory_to_the_next(tmp_path: Path) ->
 
     gc.disable()  # so that nothing but the engine frees the cycle
     try:
-        with_failures(tmp_path / "run", exhaust, "federation.min_clients=2", "federation.rounds=1").execute()
+        with_failures(
+            tmp_path / "run", exhaust, "federation.min_clients=2", "federation.rounds=1", *FEW
+        ).execute()
     finally:
         gc.enable()
     assert gone == [True, True]
@@ -280,7 +276,7 @@ def test_frames_of_every_linked_error_are_cleared() -> None:
 
 
 def test_a_client_that_is_lost_is_not_asked_again_in_the_round(tmp_path: Path) -> None:
-    experiment = prepare(read_source(None, [*TINY, "federation.min_clients=2", "federation.rounds=1"]))
+    experiment = prepare(read_source(None, [*TINY, "federation.min_clients=2", "federation.rounds=1", *FEW]))
     calls: list[tuple[str, str]] = []
 
     class TwoCalls(type(experiment.method)):
@@ -321,32 +317,20 @@ def test_more_clients_than_a_round_has_are_a_problem_of_the_configuration() -> N
     assert ("method.top", "out_of_range") in problems_of(refused.value)  # with every other problem
 
 
-def shown(run: Callable[[Display], Any]) -> str:
+def test_failures_are_shown(run_tiny: RunTiny, tmp_path: Path) -> None:
     out = StringIO()
-    run(Display(Console(file=out, width=200)))
-    return out.getvalue()
-
-
-def test_failures_are_shown(tmp_path: Path) -> None:
-    overrides = ["federation.min_clients=1", "federation.rounds=2", FEW]
-
-    def run(display: Display) -> None:
-        opened = with_failures(tmp_path / "run", diverge((1, "site-3")), *overrides, listen=display)
-        display.show(opened.execute(), opened.folder, personal=False)
-
-    text = shown(run)
+    display = Display(Console(file=out, width=200))
+    overrides = ["federation.min_clients=1", "federation.rounds=2", *FEW]
+    opened = with_failures(tmp_path / "failing", diverge((1, "site-3")), *overrides, listen=display)
+    display.show(opened.execute(), opened.folder, personal=False)
+    text = out.getvalue()
     assert re.search(r"\bsite-3\b.*\bTrainingError\b.*\bsite-3\b", text)
     assert "1 of 3" in text
     assert re.search(r"\b1 update\b.*\b1\b.*\bsite-3; 0 of 2\b", text)
-
-
-def test_a_run_that_loses_nobody_says_nothing_of_it(tmp_path: Path) -> None:
-    def run(display: Display) -> None:
-        source = read_source(None, [*TINY, "federation.rounds=1", FEW])
-        opened = open_run(source, tmp_path / "run", display, resume=False)
-        display.show(opened.execute(), opened.folder, personal=False)
-
-    assert "lost" not in shown(run)
+    out.truncate(0)
+    run = run_tiny("federation.rounds=1", *FEW, listen=display)
+    display.show(run.summary, run.folder, personal=False)
+    assert "lost" not in out.getvalue()
 
 
 def test_a_version_that_is_discarded_gives_way_to_the_one_before(tmp_path: Path) -> None:

@@ -26,12 +26,21 @@ from fedstrata.results.result import open_result
 
 ENCODERS = ("bert", "roberta", "deberta-v2", "modernbert")
 DECODERS = ("gpt2", "llama", "qwen3", "mistral", "gemma3_text", "phi")
-QUICK = {"bert", "qwen3"}
+ADAPTERS = {"whole": "null", "lora": "{kind: lora, rank: 4}"}
+QUICK = {("bert", "whole"), ("qwen3", "lora")}
 FAMILIES = [
-    pytest.param(family, marks=() if family in QUICK else pytest.mark.slow)
+    pytest.param(
+        family, adapter, id=f"{family}-{name}", marks=[pytest.mark.slow] * ((family, name) not in QUICK)
+    )
     for family in (*ENCODERS, *DECODERS)
+    for name, adapter in ADAPTERS.items()
 ]
-NER = (*(each for each in TINY if not each.startswith("model.")), "federation.rounds=1")
+NER = (
+    *(each for each in TINY if not each.startswith("model.")),
+    "federation.rounds=1",
+    "federation.floors=false",
+    "data.synthetic.notes=6",
+)
 LM = (
     *(each for each in NER if not each.startswith(("data.types", "task."))),
     *("task.name=lm", "task.max_length=48"),
@@ -48,8 +57,7 @@ def kept(family: str, folder: Path) -> dict[str, Any]:
         return keep_model(auto.from_config(config), tokenizer, folder / "inputs" / "model")
 
 
-@pytest.mark.parametrize("adapter", ["null", "{kind: lora, rank: 4}"], ids=["whole", "lora"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "adapter"), FAMILIES)
 def test_the_top_block_of_a_loaded_model_learns_and_nothing_below(
     family: str, adapter: str, tmp_path: Path
 ) -> None:

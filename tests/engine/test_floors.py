@@ -25,13 +25,13 @@ from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.wire import frame
 
-ENOUGH = ("data.synthetic.notes=60", "data.split={train: 0.5, validation: 0.0, test: 0.5}")
+ENOUGH = ("data.synthetic.notes=48", "data.split={train: 0.5, validation: 0.0, test: 0.5}")
 """Documents of each site to train on, and to score, from 5 on."""
 ONE_ROUND = ("federation.rounds=1", "training.epochs=1")
 
 
-def test_floors_are_those_of_each_site_by_its_own_documents_added_up(run_tiny: RunTiny) -> None:
-    run = run_tiny(*ENOUGH, *ONE_ROUND)
+def test_floors_are_those_of_each_site_by_its_own_documents_added_up(run_once: RunTiny) -> None:
+    run = run_once("method={name: layer_skipping}", *ENOUGH, *ONE_ROUND, "federation.floors=true")
     checked = check_settings(read_source(run.folder / "config.yaml", []))
     sites = divide(checked.settings, checked.task).clients
     task = checked.task.fitted(sites)
@@ -51,7 +51,7 @@ def test_floors_are_those_of_each_site_by_its_own_documents_added_up(run_tiny: R
     assert run.summary["floors"]["look-up table"] == final["floors"]["look-up table"]["global"]
 
 
-@pytest.mark.parametrize("method", ["layer_skipping", "local_only"])
+@pytest.mark.parametrize("method", ["layer_skipping", pytest.param("local_only", marks=pytest.mark.slow)])
 def test_the_untrained_model_is_what_a_run_without_rounds_scores_and_changes_nothing(
     run_once: RunTiny, method: str
 ) -> None:

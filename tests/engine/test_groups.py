@@ -10,6 +10,8 @@ from fedstrata.core.types import Plan, State, Update
 from fedstrata.methods.layer_skipping import LayerSkipping
 from fedstrata.wire import frame
 
+BRIEF = ("federation.rounds=1", "federation.floors=false", "data.synthetic.notes=6")
+
 
 @pytest.mark.parametrize(
     ("method", "sent"),
@@ -23,7 +25,7 @@ from fedstrata.wire import frame
     ],
 )
 def test_groups_are_whole_and_add_up_to_what_was_sent(run_once: RunTiny, method: str, sent: set[str]) -> None:
-    run = run_once(f"method={method}", "federation.sample=0.67", "federation.rounds=1")
+    run = run_once(f"method={method}", *BRIEF, "federation.sample=0.67")
     (start,) = run.of("run")
     whole = start["groups"]
     assert list(whole) == ["embedding", "block 0", "block 1", "block 2", "final norm", "head"]
@@ -49,7 +51,7 @@ def test_what_is_no_parameter_is_other(run_tiny: RunTiny, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(LayerSkipping, "train", with_sketch)
     monkeypatch.setattr(LayerSkipping, "round", without_sketch)
-    run = run_tiny("federation.rounds=1")
+    run = run_tiny(*BRIEF)
     assert run.of("round")[0]["groups_up"]["other"] == 3 * 20
 
 

@@ -26,9 +26,10 @@ from fedstrata.engine.sites import sites_of
 from fedstrata.train.evaluate import predict
 
 
-@pytest.fixture
-def notes(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four sites; site 4 is apart in a folder of its own too."""
+    tmp_path = tmp_path_factory.mktemp("notes")
     documents = generate(seed=1, sites=4, notes=28, imbalance=0.0)
     write(documents, tmp_path / "four", "jsonl")
     write([item for item in documents if item.site != "site-4"], tmp_path / "three", "jsonl")
@@ -40,7 +41,7 @@ def data(folder: Path, *held_out: str) -> str:
     return f"data={{format: jsonl, path: {folder}, types: [problem, test, treatment, drug], split: {split}}}"
 
 
-LITTLE = ("federation.rounds=1", "training.learning_rate=0.0003")
+LITTLE = ("federation.rounds=1", "federation.floors=false", "training.learning_rate=0.0003")
 """Hardly trained, a model still finds a little by chance; one that has begun to learn finds nothing."""
 
 
@@ -96,7 +97,7 @@ def test_with_models_of_their_own_its_score_is_their_mean(run_tiny: RunTiny, not
 
 def test_a_site_can_be_held_out_of_any_division(run_once: RunTiny, notes: Path) -> None:
     run = run_once(
-        data(notes / "four", "site-2", "site-4"), "partition={by: iid, clients: 3}", "federation.rounds=1"
+        data(notes / "four", "site-2", "site-4"), "partition={by: iid, clients: 3}", "federation.rounds=0"
     )
     assert list(run.summary["metrics"]["clients"]) == ["client-01", "client-02", "client-03"]
     assert list(run.summary["metrics"]["external"]) == ["site-2", "site-4"]
@@ -109,7 +110,7 @@ def test_a_held_out_site_counts_whatever_split_its_folders_name(run_tiny: RunTin
         lines = [json.dumps({"id": f"{place}-{number}", **line}) for number in range(count)]
         (tmp_path / "notes" / place / "notes.jsonl").write_text("\n".join(lines) + "\n")
     split = "split: {test_sites: [c]}"
-    run = run_tiny(f"data={{format: jsonl, path: {tmp_path / 'notes'}, {split}}}", "federation.rounds=1")
+    run = run_tiny(f"data={{format: jsonl, path: {tmp_path / 'notes'}, {split}}}", "federation.rounds=0")
     assert run.of("run")[0]["clients"]["c"] == {"train": 0, "validation": 0, "test": 3}
     assert set(run.summary["metrics"]["external"]) == {"c"}
 
@@ -156,12 +157,8 @@ def test_pooled_data_lacks_it() -> None:
     assert {document.site for document in pool.documents.all} == {"site-1", "site-2"}
 
 
-def test_the_table_names_it(tmp_path: Path) -> None:
-    from fedstrata.engine.run_folder import open_run
-
+def test_the_table_names_it(run_once: RunTiny) -> None:
     out = StringIO()
-    display = Display(Console(file=out, width=200))
-    source = read_source(None, [*TINY, "data.split.test_sites=[site-3]", "federation.rounds=1"])
-    opened = open_run(source, tmp_path / "run", display, resume=False)
-    display.show(opened.execute(), opened.folder, personal=False)
+    run = run_once("data.split.test_sites=[site-3]", "federation.rounds=0")
+    Display(Console(file=out, width=200)).show(run.summary, run.folder, personal=False)
     assert "site-3 (held out)" in out.getvalue()

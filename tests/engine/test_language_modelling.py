@@ -38,6 +38,7 @@ LM = (
     "training.batch_size=4",
     "federation.rounds=2",
     "method={name: fedavg}",
+    "federation.floors=false",
     WORDS,
 )
 
@@ -48,7 +49,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     for site, drugs in (("north", ("aspirin", "heparin")), ("south", ("insulin", "metformin"))):
         (folder / site).mkdir(parents=True)
-        lines = [f"The patient {n} takes {drugs[n % 2]} daily .\nNo fever , no pain ." for n in range(20)]
+        lines = [f"The patient {n} takes {drugs[n % 2]} daily .\nNo fever , no pain ." for n in range(12)]
         (folder / site / "notes.txt").write_text("\n\n".join(lines))
     return folder
 
@@ -75,12 +76,18 @@ FROM_SCRATCH = {
 }
 
 
+def marks_of(model: str, method: str) -> list[pytest.MarkDecorator]:
+    """Each model by its own method, and no more than one of another; the first is fast."""
+    names = [*FROM_SCRATCH]
+    if model == method == names[0]:
+        return []
+    return [pytest.mark.slow] if model == method else [pytest.mark.slow, pytest.mark.weekly]
+
+
 @pytest.mark.parametrize(
     ("model", "method"),
     [
-        pytest.param(
-            model, method, id=f"{name}, method of {other}", marks=[] if name == other else [pytest.mark.slow]
-        )
+        pytest.param(model, method, id=f"{name}, method of {other}", marks=marks_of(name, other))
         for name, (model, _) in FROM_SCRATCH.items()
         for other, (_, method) in FROM_SCRATCH.items()
     ],
@@ -100,9 +107,11 @@ def test_models_from_scratch_learn_to_predict(texts: Path, tmp_path: Path, model
     assert loaded.config.vocab_size == len(tokenizer) <= 60
 
 
-def test_after_full_rounds_a_run_fine_tunes_the_model_of_another(texts: Path, tmp_path: Path) -> None:
+def test_after_full_rounds_a_run_fine_tunes_the_model_of_another(
+    whole: Finished, texts: Path, tmp_path: Path
+) -> None:
     """Two commands: the second starts where the first ended, with its tokenizer."""
-    first = run(tmp_path / "first", *base(texts, PLAIN))
+    first = whole
     other = [item for item in base(texts) if not item.startswith("model.")]
     tuned = run(
         tmp_path / "second",
@@ -135,10 +144,7 @@ def test_a_resumed_run_has_the_tokenizer_it_began_with(whole: Finished, texts: P
 
 @pytest.mark.parametrize(
     "method",
-    [
-        pytest.param("{name: fedavg}", marks=pytest.mark.slow),
-        "{name: layer_skipping, top: 1, head: local}",
-    ],
+    [pytest.param("{name: fedavg}", marks=pytest.mark.slow), "{name: layer_skipping, top: 1, head: local}"],
 )
 def test_clients_own_models_are_scored_without_a_trace(texts: Path, tmp_path: Path, method: str) -> None:
     overrides = base(texts, UNTIED, f"method={method}", "federation.evaluate_every=2", "federation.rounds=3")
@@ -186,8 +192,7 @@ def test_a_model_that_a_client_distorts_is_no_clients_own(texts: Path, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("method", "code"),
-    [("{name: fedavg}", "diverged"), ("{name: fedtlu}", "not_finite")],
+    ("method", "code"), [("{name: fedavg}", "diverged"), ("{name: fedtlu}", "not_finite")]
 )
 def test_a_model_that_is_no_longer_finite_is_an_error_that_says_so(
     texts: Path, tmp_path: Path, method: str, code: str
@@ -214,7 +219,7 @@ def test_prediction_is_each_documents_own_perplexity(whole: Finished, texts: Pat
     outcome = predict_files(result, inputs, tmp_path / "out", "jsonl", lambda count: None)
     lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
     facts = [json.loads(line)["metadata"] for line in lines]
-    assert len(facts) == outcome.documents == 40
+    assert len(facts) == outcome.documents == 24
     total, tokens = (sum(float(own[key]) for own in facts) for key in ("nats", "tokens"))
     assert outcome.scores is not None
     assert not outcome.unknown
@@ -256,24 +261,16 @@ def test_a_plan_counts_what_clients_models_cost(texts: Path) -> None:
         ("data.types=[drug]", "data.types", "no_effect", ["lm"]),
         ("task={name: lm, max_length: 65}", "task.max_length", "out_of_range", [64]),
         ("model.init=pretrained", "model", "conflict", ["`init: random`"]),
-        (
-            "model.tokenizer={train: bytes, vocabulary: 100}",
-            "model.tokenizer",
-            "out_of_range",
-            ["vocabulary", 258],
-        ),
+        ("model.tokenizer={train: bytes, vocabulary: 100}", "model.tokenizer", "out_of_range",
+         ["vocabulary", 258]),
         ("model.tokenizer={train: bytes, split: blanks}", "model.tokenizer", "no_effect", ["split='blanks'"]),
         ("model.tokenizer={train: letters}", "model.tokenizer.train", "unknown_name", ["'words' or 'bytes'"]),
         (f"{UNTIED[:-1]}, is_causal: false}}", "model.config.is_causal", "sees_ahead", ["false"]),
-        (
-            "model.config={model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, vocab_size: 9}",
-            "model.tokenizer",
-            "conflict",
-            ["has 9"],
-        ),
+        ("model.config={model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, vocab_size: 9}",
+         "model.tokenizer", "conflict", ["has 9"]),
         ("federation.metric=f1", "federation.metric", "unknown_name", ["'f1'"]),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_fit_is_refused_by_name(
     texts: Path, tmp_path: Path, override: str, path: str, code: str, values: list[object]
 ) -> None:

@@ -27,31 +27,16 @@ def test_types_that_are_named_are_learnt_in_the_order_of_the_alphabet() -> None:
 @pytest.mark.parametrize(
     ("overrides", "path", "code", "names"),
     [
-        (
-            ("data.types=[problem, tset]", "task.types=[problem, test]"),
-            "data.types",
-            "not_found",
-            ["'tset'"],
-        ),
+        (("data.types=[problem, tset]", "task.types=[problem, test]"), "data.types", "not_found", ["'tset'"]),
         (
             ("data.types=[problem, test]", "task.types=[problem, test, tset]"),
             "task.types",
             "not_found",
             ["'tset'", "'test'"],
         ),
-        (
-            ("data.types=[problem, test]", "task.types=[problem]"),
-            "task.types",
-            "missing",
-            ["'test'"],
-        ),
+        (("data.types=[problem, test]", "task.types=[problem]"), "task.types", "missing", ["'test'"]),
         (("task.types=[problem, problem]",), "task.types", "duplicate", ["'problem'"]),
-        (
-            ("task={name: relations, types: [none, severity]}",),
-            "task",
-            "reserved",
-            ["'none'"],
-        ),
+        (("task={name: relations, types: [none, severity]}",), "task", "reserved", ["'none'"]),
         (("task={name: classify, problem_type: single_label, labels: [a]}",), "task", "out_of_range", []),
     ],
 )

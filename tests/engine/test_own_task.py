@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import torch
 from pydantic import Field
-from support import finished, refused
+from support import executed, refused
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
-from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.planning.plan import make_plan
 from fedstrata.results.export import export
 from fedstrata.results.predict import check_output, open_inputs, predict_files
@@ -104,13 +103,8 @@ def test_a_task_of_ones_own_runs_from_end_to_end(tmp_path: Path) -> None:
     assert (plan.task, plan.metrics) == ("beginnings", ("surprise",))
     folder = tmp_path / "run"
 
-    def run(*overrides: str, resume: bool) -> Any:
-        source = resumable(folder, None, overrides) if resume else read_source(None, [*SETTINGS, *overrides])
-        opened = open_run(source, folder, lambda event, facts: None, resume=resume)
-        return finished(folder, opened.execute(resume=resume))
-
-    run("federation.rounds=1", resume=False)
-    done = run("federation.rounds=2", resume=True)
+    executed(folder, [*SETTINGS, "federation.rounds=1"])
+    done = executed(folder, ["federation.rounds=2"], resume=True)
     first, last = (event["global"]["surprise"] for event in done.of("round"))
     assert last < first
     result = open_result(folder)

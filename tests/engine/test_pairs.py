@@ -23,6 +23,7 @@ COLOURS = ("red", "blue")
 PAIRS = (
     "task.name=classify", "data.types=null", "task.max_length=24", "training.batch_size=8",
     "partition={by: dirichlet_equal, clients: 3, alpha: 1.0}", "method={name: fedavg}",
+    "federation.floors=false",
 )  # fmt: skip
 BERT = (
     "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
@@ -72,7 +73,7 @@ def data(folder: Path) -> str:
     return f"data={{format: glue, path: {folder}, unannotated: skip}}"
 
 
-def test_a_run_on_pairs_and_the_predictions_of_its_model(
+def test_a_run_on_pairs_and_the_predictions_of_its_model_and_no_other_second_text(
     run_tiny: RunTiny, rte: Path, tmp_path: Path
 ) -> None:
     run = run_tiny(*PAIRS, data(rte), "federation.rounds=1")
@@ -87,6 +88,10 @@ def test_a_run_on_pairs_and_the_predictions_of_its_model(
     assert outcome.documents == 1
     assert found.texts == ("The red house.", "It is red.")
     assert found.labels[0] in {"entailment", "not_entailment"}
+    table = rte / "train.tsv"
+    table.write_text(table.read_text().replace("It is red.\tentailment", "It is reddish.\tentailment"))
+    with refused(ConfigurationError, "changed", at="data"):
+        run_tiny("federation.rounds=2", resume=True)
 
 
 def test_a_model_with_token_types_learns_from_the_file_of_its_frozen_blocks(
@@ -99,14 +104,6 @@ def test_a_model_with_token_types_learns_from_the_file_of_its_frozen_blocks(
     runs = [run_once(*common, f"training.cache={cache}") for cache in ("on", "off")]
     assert any(facts["used"] for facts in runs[0].of("cache"))
     torch.testing.assert_close(runs[0].state.tensors, runs[1].state.tensors, rtol=0, atol=1e-5)
-
-
-def test_a_run_cannot_go_on_with_another_second_text(run_tiny: RunTiny, rte: Path) -> None:
-    run_tiny(*PAIRS, data(rte), "federation.rounds=1")
-    table = rte / "train.tsv"
-    table.write_text(table.read_text().replace("It is red.\tentailment", "It is reddish.\tentailment"))
-    with refused(ConfigurationError, "changed", at="data"):
-        run_tiny("federation.rounds=2", resume=True)
 
 
 @pytest.mark.parametrize("more", ["name: lm", "name: ner, stride: 4"])

@@ -9,6 +9,8 @@ from support import refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
+from fedstrata.data.divide import divide
+from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
 from fedstrata.record.report import report_page
 
@@ -18,16 +20,20 @@ def sites_of(*overrides: str) -> dict[str, Any]:
 
 
 def test_a_run_learns_what_is_annotated_where(run_tiny: Any) -> None:
-    names = list(sites_of())
+    def divided(*overrides: str) -> dict[str, Any]:
+        checked = check_settings(read_source(None, ["data.synthetic={sites: 2, notes: 12}", *overrides]))
+        return dict(divide(checked.settings, checked.task).clients)
+
+    names = list(divided())
     told = f"data.annotates={{{names[0]}: [problem], {names[1]}: [drug, test]}}"
-    mine = sites_of(told)
+    mine = divided(told)
     kinds = [{span.label for part in own.train for span in part.spans} for own in mine.values()]
     assert kinds[0] == {"problem"}
     assert kinds[1] <= {"drug", "test"}
-    absent = sites_of(told, "data.not_annotated=absent")
+    absent = divided(told, "data.not_annotated=absent")
     assert all(document.annotates is None for own in absent.values() for document in own.train)
     assert all(document.annotates is not None for own in absent.values() for document in own.test)
-    finished = run_tiny("data.synthetic={sites: 2, notes: 12}", told)
+    finished = run_tiny("data.synthetic={sites: 2, notes: 12}", told, "federation.rounds=1")
     assert finished.summary["metrics"]["global"]["recall"] >= 0.0
     page = report_page([finished.folder]).partition("What is annotated where")[2].partition("</table>")[0]
     cells = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")[2:]]

@@ -120,6 +120,7 @@ def test_questions_without_answers_are_answered_and_not_scored(run_tiny: Any, tm
     assert len(read(tmp_path / "found", "jsonl")) == 4
 
 
+@pytest.mark.slow  # of mentions it is fast (test_resume)
 def test_a_resumed_run_is_the_uninterrupted_one_and_other_choices_are_other_data(
     run_tiny: Any, tmp_path: Path
 ) -> None:

@@ -75,18 +75,10 @@ def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("data", "path", "code", "names"),
     [
-        (
-            "{format: brat, path: x, mimic: {categories: null}}",
-            "data",
-            "no_effect",
-            ["data.mimic", "'mimic'"],
-        ),
-        (
-            "{format: mimic, path: x, columns: {text: body}}",
-            "data",
-            "no_effect",
-            ["data.columns", "'datasets'"],
-        ),
+        ("{format: brat, path: x, mimic: {categories: null}}", "data", "no_effect",
+         ["data.mimic", "'mimic'"]),
+        ("{format: mimic, path: x, columns: {text: body}}", "data", "no_effect",
+         ["data.columns", "'datasets'"]),
         ("{dataset: {config: small}}", "data", "no_effect", ["'synthetic'"]),
         ("{format: datasets, path: x, columns: {tokens: words}}", "data.columns", "missing", ["tokens"]),
         ("{format: mimic}", "data", "missing", ["data.path"]),
@@ -96,23 +88,15 @@ def test_a_hub_id_stays_and_a_file_becomes_absolute(tmp_path: Path, monkeypatch:
         ("{labels: {keep: []}}", "data.labels.keep", "out_of_range", []),
         ("{format: mimic, path: x, mimic: {categories: []}}", "data.mimic.categories", "out_of_range", []),
         ("{split: {by: site}}", "data.split.by", "unknown_name", []),
-        (
-            "{format: mimic, path: x, synthetic: {notes: 4}}",
-            "data",
-            "no_effect",
-            ["data.synthetic", "'synthetic'"],
-        ),
+        ("{format: mimic, path: x, synthetic: {notes: 4}}", "data", "no_effect",
+         ["data.synthetic", "'synthetic'"]),
         ("{conllu: {text: tokens}}", "data", "no_effect", ["data.conllu", "'conllu'"]),
         ("{text: {documents: headings}}", "data", "no_effect", ["data.text", "'text'"]),
         ("{unannotated: skip}", "data", "no_effect", ["data.unannotated", "'i2b2' or 'brat'"]),
-        (
-            "{format: bioc, path: x}",
-            "data.format",
-            "unknown_name",
-            ["'text', 'medline', 'relation_table', 'datasets'", "'bioc'"],
-        ),
+        ("{format: bioc, path: x}", "data.format", "unknown_name",
+         ["'text', 'medline', 'relation_table', 'datasets'", "'bioc'"]),
     ],
-)
+)  # fmt: skip
 def test_settings_that_mean_nothing_are_refused(data: str, path: str, code: str, names: list[str]) -> None:
     _, (problem,) = settings_of(f"data: {data}", problems=1)
     assert (problem.path, problem.code) == (path, code)

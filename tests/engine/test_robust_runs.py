@@ -17,36 +17,36 @@ from fedstrata.engine.checkpoint import Checkpoints
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
+from fedstrata.methods import METHODS
 from fedstrata.planning.plan import make_plan
 
-FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=20")
+FIVE = ("data.synthetic.sites=5", "data.synthetic.notes=20", "federation.floors=false")
 """Five sites: as many as Krum needs against one hostile client."""
+
+
+FEW = "data.synthetic.notes=10"
 
 
 def fedavg(aggregation: str) -> str:
     return f"method={{name: fedavg, aggregation: {aggregation}}}"
 
 
-@pytest.mark.slow
-def test_the_mean_by_name_is_the_mean_by_default(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    plain = run_once("method={name: fedavg}", "federation.rounds=1")
-    for number, value in enumerate(("mean", "{rule: mean}", "{}")):
-        named = run_tiny(fedavg(value), "federation.rounds=1", out=f"named-{number}")
-        assert_same_tensors(plain.state.tensors, named.state.tensors)
-        assert named.state.values == {}
+@pytest.mark.parametrize("value", ["mean", {"rule": "mean"}, {}])
+def test_the_mean_by_name_is_the_mean_by_default(value: object) -> None:
+    assert METHODS["fedavg"](aggregation=value) == METHODS["fedavg"]()
 
 
 @pytest.mark.parametrize(
     "method",
     [
-        "fedavg",
+        pytest.param("fedavg", marks=pytest.mark.slow),
         pytest.param("fedprox", marks=pytest.mark.slow),
         pytest.param("fedper", marks=pytest.mark.slow),
         "layer_skipping",
     ],
 )
 def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
-    overrides = [*TINY, f"method={{name: {method}, aggregation: median}}"]
+    overrides = [*TINY, f"method={{name: {method}, aggregation: median}}", "federation.floors=false"]
     experiment = prepare(read_source(None, overrides))
     sent: list[dict[str, torch.Tensor]] = []
 
@@ -123,7 +123,7 @@ def test_fedtlu_with_every_block_and_a_rule_is_fedavg_with_it(run_once: RunTiny,
 
 def test_updates_that_are_not_finite_are_left_out_and_recorded(run_once: RunTiny) -> None:
     corrupt = "federation.corrupt={share: 0.2, kind: scale, strength: 1e45}"
-    run = run_once(fedavg("trimmed_mean"), corrupt, *FIVE)
+    run = run_once(fedavg("trimmed_mean"), corrupt, *FIVE, FEW)
     assert run.of("round")[1]["state"]["aggregation"]["not_finite"] == run.summary["corrupt"]["clients"]
     assert all(bool(torch.isfinite(tensor).all()) for tensor in run.state.tensors.values())
 
@@ -143,7 +143,7 @@ def test_resumed_is_uninterrupted_and_memory_changes_nothing(run_tiny: RunTiny, 
 
 
 def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> None:
-    overrides = ("federation.dropout=0.5", "federation.min_clients=3", "federation.rounds=6", *FIVE)
+    overrides = ("federation.dropout=0.5", "federation.min_clients=3", "federation.rounds=6", *FIVE, FEW)
     run = run_once(fedavg("median"), *overrides, "federation.evaluate_every=6")
     rounds = run.of("round")
     assert {event["abandoned"] for event in rounds} == {True, False}
@@ -156,52 +156,21 @@ def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> N
     ("overrides", "path", "code", "values"),
     [
         ([fedavg("medain")], "method.aggregation.rule", "unknown_name", ["'mean', 'median'", "'medain'"]),
-        (
-            [fedavg("{hostile: 0.1}")],
-            "method.aggregation.hostile",
-            "unknown_key",
-            ["trimmed_mean", "krum"],
-        ),
+        ([fedavg("{hostile: 0.1}")], "method.aggregation.hostile", "unknown_key", ["trimmed_mean", "krum"]),
         ([fedavg("{rule: krum, hostile: 0.5}")], "method.aggregation.hostile", "out_of_range", [0.5]),
-        (
-            [fedavg("krum")],
-            "method.aggregation",
-            "not_enough_data",
-            ["krum", "5 updates", "f = 1", "and 3 "],
-        ),
-        (
-            [fedavg("median"), "federation.sample=0.5"],
-            "method.aggregation",
-            "not_enough_data",
-            ["median", "3 updates", "2 clients", 0.5],
-        ),
-        (
-            [fedavg("trimmed_mean"), "federation.min_clients=2"],
-            "federation.min_clients",
-            "out_of_range",
-            ["at least 3", "not 2", "trimmed_mean"],
-        ),
-        (
-            [fedavg("median"), "federation.dropout=0.1"],
-            "federation.min_clients",
-            "missing",
-            ["3 or more"],
-        ),
-        (
-            [fedavg("{rule: multi_krum, keep: 5}"), *FIVE],
-            "method.aggregation.keep",
-            "out_of_range",
-            ["at most 4", "not 5"],
-        ),
-        (
-            ["method={name: local_only, aggregation: median}"],
-            "method.aggregation",
-            "unknown_key",
-            ["layer_skipping", "fedavg", "fedprox"],
-        ),
+        ([fedavg("krum")], "method.aggregation", "not_enough_data", ["krum", "5 updates", "f = 1", "and 3 "]),
+        ([fedavg("median"), "federation.sample=0.5"], "method.aggregation", "not_enough_data",
+         ["median", "3 updates", "2 clients", 0.5]),
+        ([fedavg("trimmed_mean"), "federation.min_clients=2"], "federation.min_clients", "out_of_range",
+         ["at least 3", "not 2", "trimmed_mean"]),
+        ([fedavg("median"), "federation.dropout=0.1"], "federation.min_clients", "missing", ["3 or more"]),
+        ([fedavg("{rule: multi_krum, keep: 5}"), *FIVE], "method.aggregation.keep", "out_of_range",
+         ["at most 4", "not 5"]),
+        (["method={name: local_only, aggregation: median}"], "method.aggregation", "unknown_key",
+         ["layer_skipping", "fedavg", "fedprox"]),
         (["method={name: centralized, aggregation: median}"], "method.aggregation", "unknown_key", []),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_is_refused(overrides: list[str], path: str, code: str, values: list[object]) -> None:
     with refused(ConfigurationError, code, at=path, values=values):
         prepare(read_source(None, [*TINY, *overrides]))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support import TINY, Finished, RunTiny, assert_same_tensors, refused
+from support import TINY, Finished, RunTiny, assert_same_tensors, executed, refused
 
 from fedstrata.client import secure_turns
 from fedstrata.client.store import ClientStore, client_folder
@@ -37,13 +37,12 @@ SECURE = (
     "data.synthetic.sites=4",
     "data.synthetic.notes=8",
     "federation.min_clients=1",
+    "federation.floors=false",
     "threads=1",
 )
 ONE = "federation.rounds=1"
 EXCHANGES = ("keys", "shares", "mask", "sign", "unmask")
 """What a client answers with in each of the exchanges."""
-LAST = ("mask", "unmask")
-"""The last before an update is summed, and the last of all."""
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str, handler: str = "") -> None:
@@ -63,40 +62,26 @@ def sums(run: Finished) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "exchange",
-    [pytest.param(own, marks=() if own in LAST else pytest.mark.slow) for own in EXCHANGES],
-)
-def test_a_client_that_is_lost_before_its_update_is_summed_does_not_count(
-    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, exchange: str
+def test_a_client_that_is_lost_counts_if_its_update_is_summed_by_then(
+    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = run_once(*SECURE, ONE)
-    failing(monkeypatch, exchange, "site-2")
-    run = run_tiny(*SECURE, ONE)
-    (found,) = sums(run)
-    if exchange in ("sign", "unmask"):
-        assert found["survivors"] == ["site-1", "site-2", "site-3", "site-4"]
-        assert not run.of("client_failed")
-        assert_same_tensors(run.state.tensors, whole.state.tensors)
-    else:
-        assert found["survivors"] == ["site-1", "site-3", "site-4"]
-        assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
-            ("site-2", "OSError")
-        ]
-        assert not torch.equal(*(next(iter(own.state.tensors.values())) for own in (run, whole)))
-
-
-@pytest.mark.slow
-def test_the_mean_is_that_of_who_is_left_whenever_the_other_was_lost(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    runs = []
-    for exchange in EXCHANGES[:3]:
+    """Else the mean is that of who is left, whenever the other was lost."""
+    means = []
+    for exchange in EXCHANGES:
         with monkeypatch.context() as patched:
             failing(patched, exchange, "site-2")
-            runs.append(run_tiny(*SECURE, ONE, out=exchange))
-    assert_same_tensors(runs[0].state.tensors, runs[1].state.tensors)
-    assert_same_tensors(runs[0].state.tensors, runs[2].state.tensors)
+            run = run_tiny(*SECURE, ONE, out=exchange)
+        means.append(run.state.tensors)
+        (found,), summed = sums(run), exchange in ("sign", "unmask")
+        assert found["survivors"] == ["site-1", *["site-2"] * summed, "site-3", "site-4"]
+        lost = [(event["client"], event["error"]) for event in run.of("client_failed")]
+        assert lost == ([] if summed else [("site-2", "OSError")])
+    whole = run_once(*SECURE, ONE).state.tensors
+    assert_same_tensors(means[0], means[1])
+    assert_same_tensors(means[0], means[2])
+    assert_same_tensors(means[3], whole)
+    assert_same_tensors(means[4], whole)
+    assert not torch.equal(*(next(iter(own.values())) for own in (means[0], whole)))
 
 
 def test_a_round_that_needs_everybody_ends_the_run_as_it_does_without(
@@ -104,7 +89,7 @@ def test_a_round_that_needs_everybody_ends_the_run_as_it_does_without(
 ) -> None:
     failing(monkeypatch, "shares", "site-2")
     with refused(ClientsLostError, "clients_lost", values=["site-2: OSError"]):
-        run_tiny(*SECURE, "federation.min_clients=null")
+        run_tiny(*SECURE, ONE, "federation.min_clients=null")
 
 
 @pytest.mark.slow
@@ -210,12 +195,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, call: int
     ],
 )
 def test_a_killed_run_begins_a_sum_anew_or_finishes_it_or_makes_it_again(
-    run_tiny: RunTiny,
-    run_once: RunTiny,
-    monkeypatch: pytest.MonkeyPatch,
-    where: type,
-    name: str,
-    call: int,
+    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, where: type, name: str, call: int
 ) -> None:
     whole = run_once(*SECURE)
     with monkeypatch.context() as patched:
@@ -255,22 +235,22 @@ def test_a_sum_that_is_finished_after_a_kill_is_of_those_who_began_it(
 def test_a_damaged_sum_on_the_disk_is_made_again_with_the_same_clients(
     run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    whole = run_once(*SECURE)
+    whole = run_once(*SECURE, ONE)
     with monkeypatch.context() as patched:
         killed_at(patched, SecureAggregation, "save", 1)
         with pytest.raises(Killed):
-            run_tiny(*SECURE)
+            run_tiny(*SECURE, ONE)
     (stored,) = (tmp_path / "run" / FOLDER).glob("*/masked-sum.safetensors")
     stored.write_bytes(stored.read_bytes()[:-1])
     resumed = run_tiny(resume=True)
-    assert [found["refused"] for found in sums(resumed)] == [None, None]
+    assert [found["refused"] for found in sums(resumed)] == [None]
     assert_same_tensors(resumed.state.tensors, whole.state.tensors)
 
 
-def test_a_run_cannot_go_on_without_what_it_began_with(run_tiny: RunTiny) -> None:
-    run_tiny(*SECURE, ONE)
+def test_a_run_cannot_go_on_without_what_it_began_with(run_once: RunTiny) -> None:
+    changed = ["privacy.secure_aggregation=false", "federation.rounds=2"]
     with refused(ConfigurationError, "changed", at="privacy.secure_aggregation", values=["false", "true"]):
-        run_tiny("privacy.secure_aggregation=false", "federation.rounds=2", resume=True)
+        executed(run_once(*SECURE, ONE).folder, changed, resume=True)
 
 
 def test_nothing_of_one_client_leaves_it_in_the_clear(
@@ -304,8 +284,8 @@ def test_nothing_of_one_client_leaves_it_in_the_clear(
     assert run.of("round")[0]["loss"] == pytest.approx(mean, abs=1e-4)
 
 
-def test_every_client_has_an_identity_and_a_lock_of_its_own(run_tiny: RunTiny) -> None:
-    run = run_tiny(*SECURE, ONE)
+def test_every_client_has_an_identity_and_a_lock_of_its_own(run_once: RunTiny) -> None:
+    run = run_once(*SECURE, ONE)
     publics = {}
     for client in run.folder.glob("clients/*"):
         assert stat.S_IMODE((client / "identity.pem").stat().st_mode) == 0o600
@@ -339,28 +319,16 @@ def test_all_that_does_not_go_with_it_is_said_at_once() -> None:
         (("federation.sample=0.5",), "privacy.secure_aggregation", "not_enough_data", ["3 to 64", "and 4"]),
         (("privacy.survivors=5",), "privacy.survivors", "not_enough_data", ["5 to 64", "and 4"]),
         (("privacy.secure_aggregation=false", "privacy.range=2"), "privacy", "no_effect", ["range"]),
-        (
-            ("privacy={mechanism: central, secure_aggregation: true}",),
-            "privacy",
-            "conflict",
-            ["mechanism 'local'"],
-        ),
-        (
-            ("method={name: fedtlu, selection: sketched}",),
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["selection: exact"],
-        ),
-        (
-            ("method={name: layer_skipping, top: auto}",),
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["method.top"],
-        ),
+        (("privacy={mechanism: central, secure_aggregation: true}",), "privacy", "conflict",
+         ["mechanism 'local'"]),
+        (("method={name: fedtlu, selection: sketched}",), "privacy.secure_aggregation", "not_supported",
+         ["selection: exact"]),
+        (("method={name: layer_skipping, top: auto}",), "privacy.secure_aggregation", "not_supported",
+         ["method.top"]),
         (("method={name: local_only}",), "privacy.secure_aggregation", "not_supported", ["local_only"]),
         (("method={name: centralized}",), "privacy.secure_aggregation", "not_supported", ["use fedavg"]),
     ],
-)
+)  # fmt: skip
 def test_what_does_not_go_with_it_is_refused(
     overrides: tuple[str, ...], path: str, code: str, values: list[str]
 ) -> None:
@@ -380,8 +348,8 @@ def test_every_method_says_whether_it_can_be_summed_and_else_what_can(name: str)
     assert not reason or "use " in reason or "leave " in reason
 
 
-def test_the_protocol_counts_and_the_record_has_it(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    run, plain = run_once(*SECURE, ONE), run_tiny(*SECURE[1:], ONE)
+def test_the_protocol_counts_and_the_record_has_it(run_once: RunTiny) -> None:
+    run, plain = run_once(*SECURE, ONE), run_once(*SECURE[1:], ONE)
     (found,), facts = sums(run), run.summary["secure_aggregation"]
     assert facts["bytes_up"] == found["bytes_up"] > 0
     for way in ("bytes_up", "bytes_down"):

@@ -38,6 +38,7 @@ SECURE = (
     "data.synthetic.sites=4",
     "data.synthetic.notes=8",
     "federation.rounds=1",
+    "federation.floors=false",
     "threads=1",
 )
 SITES = ("site-1", "site-2", "site-3", "site-4")
@@ -146,22 +147,19 @@ def of_counts(part: str = "validation", **changed: JSON) -> dict[str, JSON]:
     return {**terms(COUNTS, scale=1, handler=f"scores/{part}"), "loss": False, "counts": True, **changed}
 
 
-@pytest.mark.parametrize(
-    ("turn", "hostile"),
-    [
-        ("@score/keys", of_counts("train")),
-        ("@score/keys", of_counts(sum={**NAME, "handler": "train"})),
-        ("@score/keys", terms()),
-        (KEYS, of_counts()),
-        (KEYS, terms(handler="scores/validation")),
-    ],
-    ids=["of training documents", "by a handler", "of updates", "in a round", "as a mean"],
-)
-def test_a_sum_of_counts_is_of_documents_that_are_set_aside(
-    tmp_path: Path, turn: str, hostile: dict[str, JSON]
-) -> None:
+COUNTS_OF_NO_METHOD: Mapping[str, tuple[str, dict[str, JSON]]] = {
+    "of training documents": ("@score/keys", of_counts("train")),
+    "by a handler": ("@score/keys", of_counts(sum={**NAME, "handler": "train"})),
+    "of updates": ("@score/keys", terms()),
+    "in a round": (KEYS, of_counts()),
+    "as a mean": (KEYS, terms(handler="scores/validation")),
+}
+
+
+def test_a_sum_of_counts_is_of_documents_that_are_set_aside(tmp_path: Path) -> None:
     asked = asked_in(tmp_path, "privacy.scores=summed")
-    assert refusal(asked(turn, hostile)).startswith("WrongSum: not_agreed")
+    for what, (turn, hostile) in COUNTS_OF_NO_METHOD.items():
+        assert refusal(asked(turn, hostile)).startswith("WrongSum: not_agreed"), what
     assert isinstance(asked("@score/keys", of_counts()), Done)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import TINY, RunTiny, refused
+from support import TINY, RunTiny, refused, silent
 
-from fedstrata.core.errors import ClientsLostError, TrainingError
+from fedstrata.core.errors import TrainingError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan
 from fedstrata.engine.cohort import RoundCohort
@@ -19,14 +19,13 @@ LORA = (
     "adapter={kind: lora, rank: 2}",
     "data.split.server=5",
     "data.synthetic.notes=18",
+    "federation.floors=false",
 )
 
 
 @pytest.fixture
 def cohort(tmp_path) -> RoundCohort:
-    run = open_run(
-        read_source(None, [*TINY, *LORA]), tmp_path / "run", lambda event, facts: None, resume=False
-    )
+    run = open_run(read_source(None, [*TINY, *LORA]), tmp_path / "run", silent, resume=False)
     return run._cohort(1, run.engine.clients())
 
 
@@ -57,28 +56,20 @@ def test_a_mean_over_records_counts_each_example_once() -> None:
     assert found == pytest.approx(sum(sums) / len(sums), rel=1e-4)
 
 
-@pytest.mark.slow
-def test_the_loss_is_that_of_the_shared_model_with_these_tensors(cohort: RoundCohort) -> None:
-    state = cohort.method.start(cohort.model)
-    other = prepare(read_source(None, [*TINY, *LORA]))
-    for _, update in cohort.each("train", lambda _: Plan(state.tensors)):
-        sent = {name: tensor.clone() for name, tensor in update.tensors.items()}
-        found = cohort.server_loss(update.tensors)
-        assert found == pytest.approx(naive_loss(other, sent), rel=1e-4)
-        assert cohort.server_loss(update.tensors) == found
-
-
-def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohort: RoundCohort) -> None:
+def test_a_loss_is_that_of_the_shared_model_and_leaves_it_and_the_updates_as_they_were(
+    cohort: RoundCohort,
+) -> None:
     model = cohort.model
     state = cohort.method.start(model)
     other = {name: tensor + 1 for name, tensor in state.tensors.items()}
+    apart = prepare(read_source(None, [*TINY, *LORA]))
+    everything = (*model.layout.all, *model.layout.frozen)
     for _, update in cohort.each("train", lambda _: Plan(state.tensors)):
-        everything = (*model.layout.all, *model.layout.frozen)
-        before, sent = (
-            model.snapshot(everything),
-            {name: each.clone() for name, each in update.tensors.items()},
-        )
-        assert cohort.server_loss(update.tensors) != cohort.server_loss(other)
+        before = model.snapshot(everything)
+        sent = {name: tensor.clone() for name, tensor in update.tensors.items()}
+        found = cohort.server_loss(update.tensors)
+        assert found == pytest.approx(naive_loss(apart, sent), rel=1e-4)
+        assert cohort.server_loss(update.tensors) == found != cohort.server_loss(other)
         assert cohort.server_loss(dict(list(other.items())[:1])) > 0  # the others at their base values
         assert all(torch.equal(each, before[name]) for name, each in model.tensors(everything).items())
         assert all(torch.equal(each, sent[name]) for name, each in update.tensors.items())
@@ -89,9 +80,10 @@ def test_trying_a_model_leaves_the_shared_one_and_the_updates_as_they_were(cohor
 
 @pytest.mark.slow
 def test_trying_models_does_not_change_how_clients_train(run_tiny: RunTiny, monkeypatch) -> None:
-    one = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="one")
+    once = (*LORA, "federation.rounds=1", "adapter.dropout=0.1")
+    one = run_tiny(*once, out="one")
     monkeypatch.setattr(RoundCohort, "server_loss", lambda self, tensors, over: 1.0)
-    other = run_tiny(*LORA, "federation.rounds=1", "adapter.dropout=0.1", out="other")
+    other = run_tiny(*once, out="other")
     losses = [[event["loss"] for event in run.of("client")] for run in (one, other)]
     assert losses[0] == losses[1]
 
@@ -103,16 +95,14 @@ def test_the_time_it_takes_is_scoring_and_no_training(run_once: RunTiny) -> None
     assert event["train_seconds"] + event["evaluate_seconds"] <= event["seconds"]
 
 
-def test_a_model_without_a_finite_loss_is_lost_to_the_round(run_tiny: RunTiny) -> None:
+def test_a_model_without_a_finite_loss_is_lost_to_the_round(run_once: RunTiny) -> None:
     hostile = "federation.corrupt={share: 0.3, kind: scale, strength: 1.0e30}"
-    run = run_tiny(*LORA, hostile, "federation.min_clients=2", "federation.rounds=1")
-    (lost,) = run.of("client_failed")
+    run = run_once(*LORA, hostile, "federation.min_clients=2", "federation.rounds=1")
+    (lost,) = run.of("client_failed")  # with too few left, the round ends (test_failures)
     assert lost["client"] in run.summary["corrupt"]["clients"]
     assert "loss of nan" in lost["message"]
     assert len(run.summary["state"]["influence"]) == 2
     assert all(torch.isfinite(tensor).all() for tensor in run.state.tensors.values())
-    with refused(ClientsLostError, "clients_lost", values=["loss of nan"]):
-        run_tiny(*LORA, hostile, "federation.rounds=1", out="strict")
 
 
 def test_a_loss_of_nothing_is_an_error() -> None:
@@ -121,12 +111,9 @@ def test_a_loss_of_nothing_is_an_error() -> None:
         mean_loss(experiment.model, experiment.task, [], experiment.settings.training)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "task",
-    [
-        "{name: lm, max_length: 64}",
-        pytest.param("{name: classify, max_length: 64, stride: 8}", marks=pytest.mark.slow),
-    ],
+    "task", ["{name: lm, max_length: 64}", "{name: classify, max_length: 64, stride: 8}"]
 )
 def test_any_task_has_such_a_loss(run_once: RunTiny, task: str) -> None:
     run = run_once(*LORA, f"task={task}", "data.types=null", "federation.rounds=1")

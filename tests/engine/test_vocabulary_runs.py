@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vocabulary")
     for site, drug in (("north", "aspirin"), ("south", "insulin")):
         (folder / "notes" / site).mkdir(parents=True)
-        lines = [NOTE.format(n=n, drug=drug) for n in range(12)]
+        lines = [NOTE.format(n=n, drug=drug) for n in range(6)]
         (folder / "notes" / site / "notes.txt").write_text("\n\n".join(lines))
     (folder / "public").mkdir()
     (folder / "public" / "one.txt").write_text("The patient takes aspirin daily.\n\nNo fever, no chest pain.")
@@ -43,6 +43,7 @@ def settings(folder: Path, *more: str) -> tuple[str, ...]:
     return (
         *(f"data.path={folder / 'notes'}", "data.format=text", "data.text.documents=paragraphs"),
         *("task={name: lm, max_length: 32}", "training.batch_size=4", "federation.rounds=2"),
+        "federation.floors=false",
         *("method={name: fedlora}", "adapter={kind: lora, rank: 2}", f"model.vocabulary={folder / 'public'}"),
         *more,
     )
@@ -79,6 +80,7 @@ def test_a_resumed_run_has_the_same_vocabulary(finished: Finished, folder: Path,
     assert_same_tensors(again.state.tensors, finished.state.tensors)
 
 
+@pytest.mark.slow  # of any run it is fast (test_conformance)
 def test_workers_have_the_same_vocabulary(finished: Finished, folder: Path, tmp_path: Path) -> None:
     again = executed(tmp_path / "run", settings(folder, "workers=2"))
     assert_same_tensors(again.state.tensors, finished.state.tensors)
@@ -132,11 +134,10 @@ def linked(folder: Path, kind: str) -> Path:
 
 @pytest.mark.claim("models#public-vocabulary")
 @pytest.mark.parametrize("kind", ["within", "symbolic", "hard", "around"])
-def test_a_vocabulary_of_a_runs_own_data_is_refused(folder: Path, kind: str, tmp_path: Path) -> None:
-    (tmp_path / "notes").symlink_to(folder / "notes")
+def test_a_vocabulary_of_a_runs_own_data_is_refused(folder: Path, kind: str) -> None:
     place = folder if kind == "around" else linked(folder, kind)
     assert problems_of(folder, f"model.vocabulary={place}") == {"model.vocabulary"}
-    if place != folder:
+    if kind == "symbolic":
         allowed = settings(folder, f"model.vocabulary={place}", "data.allow_in_vocabulary=true")
         assert kept_tokens(prepare(read_source(None, allowed)).model.tokenizer) is not None
 
@@ -215,7 +216,6 @@ def test_no_table_has_perplexities_of_two_vocabularies(
     model.tokenizer.save_pretrained(tmp_path / "model")
     cut_before = f"{{model: {{vocabulary: null, name: {tmp_path / 'model'}}}}}"
     assert problems(f"{{a: {cut}, b: {cut}}}") == set()
-    assert problems(f"{{a: {whole}, b: {whole}}}") == set()
     assert problems(f"{{a: {whole}, b: {cut}}}") == {"b: model.vocabulary"}
     assert problems(f"{{a: {cut}, b: {other}}}") == {"b: model.vocabulary"}
     assert problems(f"{{a: {whole}, b: {cut_before}}}") >= {"b: model.vocabulary"}

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from private_client import JOINT, PRIVATE
 from remote_run import RELATIONS, Clients, give_identities, home_of, kept_by, served
-from support import TINY, Finished, RunTiny, assert_same_tensors, finished, refused
+from support import TINY, Finished, RunTiny, assert_same_tensors, refused
 
 from fedstrata.client.turn import Order
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FedstrataError
@@ -83,7 +83,7 @@ WEEKLY = [pytest.mark.slow, pytest.mark.weekly]
 
 def marks_of(engine: str, number: int) -> Collection[pytest.MarkDecorator]:
     """A landing has every run on one of the two engines, and some on both; all are run every week."""
-    if METHODS_OF_RUNS[number] in FAST[engine == "remote" :]:
+    if engine == "workers" and number == 0:
         return ()
     elsewhere = any(setting in " ".join(METHODS_OF_RUNS[number][1:]) for setting in SIMULATED)
     return [pytest.mark.slow] if elsewhere or number % 2 == (engine == "remote") else WEEKLY
@@ -104,11 +104,7 @@ EVERY = (
 )
 
 
-NVFLARE = (
-    FAST[0],
-    DIVIDED[0],
-    ("method={name: layer_skipping, top: 1}", *PRIVATE, "privacy.scores=summed"),
-)
+NVFLARE = (FAST[0], DIVIDED[0], ("method={name: layer_skipping, top: 1}", *PRIVATE, "privacy.scores=summed"))
 """Of the runs on NVFlare's federation those that are not slow. The divided method goes with no privacy, and a
 secure sum of the other one is below. Documents that a simulation gives its server stay with sites of their
 own, so that the numbers are others."""
@@ -262,7 +258,7 @@ def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     """Two of six were at it, and five have to be left; the next round has all of them again."""
-    sites = ("data.synthetic.sites=6", "data.synthetic.notes=6", "privacy.secure_aggregation=true")
+    sites = ("data.synthetic.sites=6", "privacy.secure_aggregation=true")
     run = run_tiny(*troubled("is killed", tmp_path), *sites, "workers=3")
     first, second = (event["secure_aggregation"] for event in run.of("round"))
     lost = {event["client"]: event["error"] for event in run.of("client_failed")}
@@ -293,32 +289,14 @@ SHARED = "method={name: layer_skipping, top: 1}"
 @pytest.mark.parametrize(
     ("overrides", "scores"),
     [
-        (
-            (
-                "privacy.secure_aggregation=true",
-                SHARED,
-                *RELATIONS,
-                "privacy.range=16",
-                "privacy.scores=summed",
-            ),
-            True,
-        ),
-        pytest.param(
-            (*SECURE, "method={name: layer_skipping, top: 1, head: local}"),
-            False,
-            marks=pytest.mark.slow,
-        ),
-        pytest.param((*JOINT, SHARED, "privacy.scores=summed"), True, marks=pytest.mark.slow),
+        ((*SECURE, SHARED, *RELATIONS, "privacy.range=16", "privacy.scores=summed"), True),
+        ((*SECURE, "method={name: layer_skipping, top: 1, head: local}"), False),
+        ((*JOINT, SHARED, "privacy.scores=summed"), True),
     ],
     ids=["plain", "personal", "joint"],
 )
 def test_a_secure_sum_between_processes_is_that_of_a_simulation(
-    run_by: RunBy,
-    run_once: RunTiny,
-    tmp_path: Path,
-    engine: str,
-    overrides: tuple[str, ...],
-    scores: bool,
+    run_by: RunBy, run_once: RunTiny, tmp_path: Path, engine: str, overrides: tuple[str, ...], scores: bool
 ) -> None:
     """Each site has an identity and a lock of its own, which no server has ever seen.
 
@@ -358,19 +336,23 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
     assert (began["workers"], went_on["workers"]) == (2, 1)
 
 
-@pytest.mark.parametrize("overrides", ["workers=1", "workers=2"])
+@pytest.mark.parametrize("overrides", ["workers=1", pytest.param("workers=2", marks=pytest.mark.slow)])
 def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_once: RunTiny, overrides: str) -> None:
     """The two of a round are shared out anew each time."""
     cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
-    run = run_once(*cache, "federation.sample=0.67", "federation.rounds=4", "threads=1", overrides)
+    federation = "federation={sample: 0.67, rounds: 4, evaluate_every: 4, floors: false}"
+    run = run_once(*cache, federation, "data.synthetic.notes=6", "threads=1", overrides)
     sampled = {tuple(event["exchanges"]) for event in run.of("round")}
     assert len(sampled) > 1
     assert sorted(event["client"] for event in run.of("cache")) == ["site-1", "site-2", "site-3"]
 
 
+BRIEF = ("data.synthetic.notes=6", "federation.floors=false", "threads=1")
+
+
 def troubled(trouble: str, marks: Path) -> tuple[str, ...]:
     method = f"method={{name: 'troubled:Troubled', client: site-2, trouble: {trouble}, marks: {marks}}}"
-    return (method, "federation.min_clients=1", "threads=1")
+    return (method, "federation.min_clients=1", *BRIEF)
 
 
 @pytest.mark.parametrize("engine", [*ENGINES, SLOW_RAY])
@@ -416,13 +398,13 @@ def test_a_server_holds_two_plans_and_two_updates_at_a_time(
 
     monkeypatch.setattr(RemoteTurns, "_fetch", fetch_late)
     monkeypatch.setattr(RemoteTurns, "_receive", watched)
-    overrides = ("method={name: fedavg}", "federation.rounds=1", "threads=1")
-    run = served(tmp_path / "served", clients, *overrides)
+    run = served(tmp_path / "served", clients, "method={name: fedavg}", "federation.rounds=1", *BRIEF)
     assert {event["client"] for event in run.of("client")} == {"site-1", "site-2", "site-3"}
     assert held == [2]
     assert sent[0] <= 2
 
 
+@pytest.mark.slow  # what the client makes of it is fast (test_joining)
 def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_counts(
     clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -436,26 +418,9 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
             yield order, result
 
     monkeypatch.setattr(RemoteEngine, "_turns", watched)
-    served(
-        tmp_path / "served",
-        clients,
-        "method={name: 'troubled:TwoHandlers'}",
-        "federation.rounds=1",
-        "threads=1",
-    )
+    handlers = "method={name: 'troubled:TwoHandlers'}"
+    served(tmp_path / "served", clients, handlers, "federation.rounds=1", *BRIEF)
     assert (told[0], told[-1]) == (None, 1)
-
-
-@pytest.mark.slow  # a divided model's run says the same of it
-def test_what_a_client_sends_in_place_of_scores_ends_no_run(clients: Clients, tmp_path: Path) -> None:
-    overrides = ("method={name: fedavg}", "federation.rounds=1", "federation.min_clients=1", "threads=1")
-    run = served(tmp_path / "served", clients, *overrides, behaviour={"site-2": "tensors"})
-    scores = run.summary["metrics"]["clients"]
-    assert {client: bool(own) for client, own in scores.items()} == {
-        "site-1": True,
-        "site-2": False,
-        "site-3": True,
-    }
 
 
 @pytest.mark.parametrize(
@@ -471,7 +436,7 @@ def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(
     """It is killed when the client has trained, and has kept something of it."""
     once = several(*troubled(trouble, tmp_path), out="killed")
     assert (tmp_path / "site-2").exists()
-    never = run_once("method={name: fedavg}", "threads=1")
+    never = run_once("method={name: fedavg}", *BRIEF)
     assert_same_tensors(once.state.tensors, never.state.tensors)
     assert once.summary["metrics"] == never.summary["metrics"]
     assert once.summary["failures"]["clients"] == {}
@@ -488,7 +453,7 @@ def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(several: Run
 
 
 @pytest.mark.slow  # one that is killed in its turn costs no more than that
-def test_a_process_that_ends_between_turns_costs_nothing(run_once: RunTiny, tmp_path: Path) -> None:
+def test_a_process_that_ends_between_turns_costs_nothing(run_tiny: RunTiny, run_once: RunTiny) -> None:
     def listen(event: str, facts: Any) -> None:
         if event == "round" and facts["round"] == 1:
             server = next(
@@ -497,9 +462,7 @@ def test_a_process_that_ends_between_turns_costs_nothing(run_once: RunTiny, tmp_
             for worker in server.children():
                 worker.kill()
 
-    source = read_source(None, [*TINY, "method={name: fedavg}", "threads=1", "workers=2"])
-    opened = open_run(source, tmp_path / "run", listen, resume=False)
-    killed = finished(opened.folder, opened.execute())
+    killed = run_tiny("method={name: fedavg}", "threads=1", "workers=2", listen=listen)
     assert_same(run_once("method={name: fedavg}", "threads=1"), killed)
 
 
@@ -507,9 +470,9 @@ def test_a_model_that_cannot_be_loaded_again_is_no_failure_of_a_client(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     """Whatever `federation.min_clients` is: nobody would ever deliver."""
-    model = run_tiny("federation.rounds=1", out="first").folder / "model"
+    model = run_tiny("federation.rounds=0", *BRIEF, out="first").folder / "model"
     asked = (f"model.name={model}", "model.init=pretrained", "model.config={}", "model.tokenizer=null")
-    source = read_source(None, [*TINY, *asked, "federation.min_clients=1", "workers=2"])
+    source = read_source(None, [*TINY, *asked, *BRIEF, "federation.min_clients=1", "workers=2"])
     opened = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
     shutil.rmtree(model)
     with refused(ConfigurationError, "wrong_form", at="model.name", values=[model]):
@@ -528,12 +491,10 @@ def test_a_mistake_in_the_program_stops_the_run(several: RunTiny, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "engine", ["local", "workers", pytest.param("remote", marks=pytest.mark.slow), SLOW_RAY]
-)
+@pytest.mark.parametrize("engine", ["local", "workers", "remote", SLOW_RAY])
 def test_a_client_that_fails_late_in_a_round_keeps_nothing_of_it(run_by: RunBy, engine: str) -> None:
     """What it kept when it trained goes too: the store is that of the round before."""
-    run = run_by(engine, "method={name: 'troubled:TwoHandlers'}", "federation.min_clients=1", "threads=1")
+    run = run_by(engine, "method={name: 'troubled:TwoHandlers'}", "federation.min_clients=1", *BRIEF)
     assert [kept_by(run, f"site-{site}").values["turns"] for site in (1, 2, 3)] == [2, 1, 2]
 
 
@@ -541,7 +502,7 @@ def test_what_nobody_takes_leaves_no_trace(run_tiny: RunTiny, tmp_path: Path) ->
     """The round cannot do without the client that fails; others were ahead of it."""
     method = f"method={{name: 'troubled:Troubled', client: site-1, trouble: fails, marks: {tmp_path}}}"
     with pytest.raises(ClientsLostError):
-        run_tiny(method, "workers=2", "threads=1")
+        run_tiny(method, "workers=2", *BRIEF)
     stores = [path for path in (tmp_path / "run" / "clients").rglob("store-*") if path.is_file()]
     assert not stores
 

@@ -17,13 +17,13 @@ from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.run_folder import open_run
 
 LORA = "adapter={kind: lora, rank: 4}"
+ONCE = ("federation.rounds=1", "federation.floors=false")
 BOTTLENECK = "adapter={kind: bottleneck, width: 16}"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("base", "adapter"),
-    [("fedlora", LORA), pytest.param("fedadapter", BOTTLENECK, marks=pytest.mark.slow)],
+    ("base", "adapter"), [("fedlora", LORA), pytest.param("fedadapter", BOTTLENECK, marks=pytest.mark.slow)]
 )
 def test_droppeft_that_skips_nothing_and_shares_all_is_federated_peft(
     run_tiny: RunTiny, run_once: RunTiny, base: str, adapter: str
@@ -35,8 +35,8 @@ def test_droppeft_that_skips_nothing_and_shares_all_is_federated_peft(
 
 
 def test_hetlora_with_equal_ranks_is_fedlora(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    plain = run_once("method={name: fedlora}", LORA)
-    equal = run_tiny("method={name: hetlora, ranks: [4], weighting: examples}", LORA, out="equal")
+    plain = run_once("method={name: fedlora}", LORA, *ONCE)
+    equal = run_tiny("method={name: hetlora, ranks: [4], weighting: examples}", LORA, *ONCE, out="equal")
     assert_same_tensors(plain.state.tensors, equal.state.tensors)
     assert plain.summary["metrics"] == equal.summary["metrics"]
 
@@ -54,15 +54,14 @@ def test_fedpeptao_that_shares_all_without_momentum_is_fedavg_over_prefixes(
 
 
 def test_fedlora_is_fedavg_with_an_adapter(run_once: RunTiny) -> None:
-    lora = run_once("method={name: fedlora}", LORA)
-    fedavg = run_once("method={name: fedavg}", LORA)
+    lora, fedavg = (run_once(f"method={{name: {name}}}", LORA, *ONCE) for name in ("fedlora", "fedavg"))
     assert_same_tensors(lora.state.tensors, fedavg.state.tensors)
     assert lora.summary["communication"] == fedavg.summary["communication"]
 
 
 def test_fedmedlora_is_fedlora(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    plain = run_once("method={name: fedlora}", LORA)
-    named = run_tiny("method={name: fedmedlora}", LORA, out="named")
+    plain = run_once("method={name: fedlora}", LORA, *ONCE)
+    named = run_tiny("method={name: fedmedlora}", LORA, *ONCE, out="named")
     assert_same_tensors(plain.state.tensors, named.state.tensors)
     assert plain.summary["communication"] == named.summary["communication"]
 
@@ -152,15 +151,6 @@ def test_with_one_client_it_is_plain_lora(run_tiny: RunTiny, run_once: RunTiny, 
     assert plain.summary["metrics"]["clients"] == other.summary["metrics"]["clients"]
 
 
-@pytest.mark.slow  # with every block it is FedAvg, and FedAvg with an adapter is this
-def test_layer_skipping_with_every_block_and_an_adapter_is_fedlora(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    lora = run_once("method={name: fedlora}", LORA)
-    whole = run_tiny("method={name: layer_skipping, top: 1.0}", LORA, out="whole")
-    assert_same_tensors(lora.state.tensors, whole.state.tensors)
-
-
 @pytest.mark.slow
 def test_the_frozen_blocks_under_an_adapter_are_cached_exactly(run_once: RunTiny) -> None:
     method = ("method={name: layer_skipping, top: 1}", LORA, "training.epochs=2", "federation.rounds=1")
@@ -198,7 +188,7 @@ def test_a_mean_over_those_who_send_is_the_mean_when_all_do() -> None:
     ],
 )
 def test_only_the_adapter_and_the_head_travel(run_once: RunTiny, adapter: str) -> None:
-    run = run_once("method={name: fedavg}", adapter)
+    run = run_once("method={name: fedavg}", adapter, *ONCE)
     assert all(
         any(part in name for part in ("lora_", "bottleneck_", "prompt_encoder", "modules_to_save"))
         for name in run.state.tensors
@@ -218,7 +208,7 @@ def test_what_was_learnt_is_the_model_that_is_saved(run_once: RunTiny, tmp_path:
 
     from fedstrata.results.result import open_result
 
-    run = run_once("method={name: fedlora}", LORA)
+    run = run_once("method={name: fedlora}", LORA, *ONCE)
     opened = open_result(run.folder)
     values = opened.model.snapshot(opened.model.layout.all)
     assert_same_tensors(values, run.state.tensors)

@@ -8,6 +8,8 @@ from support import RunTiny
 from fedstrata.core.types import Plan, Update
 from fedstrata.wire import frame
 
+BRIEF = ("data.synthetic.notes=6", "federation.floors=false")
+
 
 def test_the_bytes_of_a_run_are_those_of_its_frames(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
@@ -22,7 +24,7 @@ def test_the_bytes_of_a_run_are_those_of_its_frames(
         return encoded
 
     monkeypatch.setattr(frame, "encode", counting)
-    sent = run_tiny().summary["communication"]
+    sent = run_tiny(*BRIEF).summary["communication"]
     assert sent["bytes_down"] == sizes[Plan] > 0
     assert sent["bytes_up"] == sizes[Update] > 0
     assert sent["bytes_up_per_client_round"] == sizes[Update] / 6
@@ -38,8 +40,8 @@ def layout_of(run) -> dict[str, int]:
 
 
 def test_layer_skipping_sends_the_top_blocks_the_norm_and_the_head(run_once: RunTiny) -> None:
-    whole = run_once("method={name: fedavg}", "federation.rounds=1")
-    top = run_once("method={name: layer_skipping, top: 1}", "federation.rounds=1")
+    once = ("federation.rounds=1", "federation.floors=false")
+    whole, top = (run_once(f"method={{name: {own}}}", *once) for own in ("fedavg", "layer_skipping, top: 1"))
     sizes = layout_of(whole)
     expected = sizes["2"] + sizes["model.norm.weight"] + sizes["score.weight"] + sizes["score.bias"]
     assert set(layout_of(top)) == {"2", "model.norm.weight", "score.weight", "score.bias"}
@@ -52,8 +54,8 @@ def test_layer_skipping_sends_the_top_blocks_the_norm_and_the_head(run_once: Run
     assert top.summary["trainable_parameters"] == expected / 4
 
 
-def test_a_local_head_stays_at_home(run_tiny: RunTiny) -> None:
-    local = run_tiny("method={name: layer_skipping, top: 1, head: local}")
+def test_a_local_head_stays_at_home(run_once: RunTiny) -> None:
+    local = run_once("method={name: layer_skipping, top: 1, head: local}", *BRIEF)
     assert not [name for name in local.state.tensors if "score" in name]
     stores = sorted(path.parent.name for path in local.folder.glob("clients/*/store-00002.safetensors"))
     assert stores == ["site-1", "site-2", "site-3"]

@@ -10,11 +10,13 @@ from support import TINY, Finished, RunTiny, assert_same_tensors, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
+from fedstrata.display.run import Display
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.models.prefix_cache import FILE
 
 SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
-LONG = ("training.epochs=2", *SGD)
+LONG = ("training.epochs=2", *SGD, "federation.floors=false")
 BERT = (
     "model.config={model_type: bert, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 3, "
     "num_attention_heads: 4}"
@@ -76,22 +78,18 @@ def test_a_finished_run_keeps_no_states(run_once: RunTiny) -> None:
     }
 
 
-def test_a_method_that_trains_everything_has_nothing_to_keep(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    once = ("method={name: fedavg}", "federation.rounds=1")
-    plain = run_tiny(*once, "training.cache=off", out="off")
-    same = run_once(*once)
-    assert not same.of("cache")
-    assert_same_tensors(plain.state.tensors, same.state.tensors)
+def test_a_method_that_trains_everything_has_nothing_to_keep(run_once: RunTiny) -> None:
+    assert not run_once("method={name: fedavg}").of("cache")
     with refused(ConfigurationError, "conflict", at="training.cache", values=["'on'"]):
-        run_tiny("method={name: fedavg}", "training.cache=on", out="on")
+        prepare(read_source(None, [*TINY, "method={name: fedavg}", "training.cache=on"]))
 
 
 def test_a_run_given_more_rounds_is_the_run_that_had_them_where_clients_are_rarely_sampled(
-    run_tiny: RunTiny,
+    run_tiny: RunTiny, run_once: RunTiny
 ) -> None:
-    rare = "federation.sample=0.33"
-    whole = run_tiny(rare, "federation.rounds=4", "federation.evaluate_every=4", out="whole")
-    run_tiny(rare, "federation.rounds=1", "federation.evaluate_every=4", out="short")
+    rare = ("federation.sample=0.33", "federation.evaluate_every=4", "federation.floors=false")
+    whole = run_once(*rare, "federation.rounds=4")
+    run_tiny(*rare, "federation.rounds=1", out="short")
     longer = run_tiny("federation.rounds=4", out="short", resume=True)
     assert_same_tensors(whole.state.tensors, longer.state.tensors)
 
@@ -146,9 +144,13 @@ def test_a_run_goes_on_without_a_cache(run_tiny: RunTiny, tmp_path: Path) -> Non
     assert_same_run(longer, whole)
 
 
-def test_over_the_budget_the_run_is_that_without_a_cache(run_tiny: RunTiny, run_once: RunTiny) -> None:
+def test_over_the_budget_the_run_is_that_without_a_cache_and_its_watcher_is_told_why_once(
+    run_tiny: RunTiny, run_once: RunTiny, capsys: pytest.CaptureFixture[str]
+) -> None:
     plain = run_once("training.cache=off")
-    full = run_tiny("training.cache_gigabytes=1e-5", out="full")
+    with Display() as display:
+        full = run_tiny("training.cache_gigabytes=1e-5", listen=display)
+    assert capsys.readouterr().out.count("training.cache_gigabytes (1e-05)") == 1
     assert_same_tensors(plain.state.tensors, full.state.tensors)
     events = full.of("cache")
     assert [event["client"] for event in events] == ["site-1", "site-2", "site-3"], "once for each client"
@@ -162,15 +164,3 @@ def test_the_budget_is_that_of_all_clients_together(run_tiny: RunTiny, run_once:
     allowed = (sum(sizes[:2]) + 100) / 1e9
     events = run_tiny(f"training.cache_gigabytes={allowed}", out="two").of("cache")
     assert [event["used"] for event in events] == [True, True, False]
-
-
-def test_the_watcher_is_told_once_why_nothing_is_kept(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from fedstrata.display.run import Display
-
-    source = read_source(None, [*TINY, "training.cache_gigabytes=1e-5"])
-    with Display() as display:
-        open_run(source, tmp_path / "run", display, resume=False).execute()
-    printed = capsys.readouterr().out
-    assert printed.count("training.cache_gigabytes (1e-05)") == 1

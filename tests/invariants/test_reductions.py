@@ -18,18 +18,18 @@ from fedstrata.engine.prepare import prepare
 FEDAVG = "method={name: fedavg}"
 
 
-def test_fedprox_with_mu_0_is_fedavg(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    fedavg = run_once(FEDAVG)
-    fedprox = run_tiny("method={name: fedprox, mu: 0.0}", out="fedprox")
+ONCE = ("federation.rounds=1", "federation.floors=false")
+
+
+def test_fedprox_with_mu_0_is_fedavg(run_once: RunTiny) -> None:
+    fedavg, fedprox = run_once(FEDAVG, *ONCE), run_once("method={name: fedprox, mu: 0.0}", *ONCE)
     assert_same_tensors(fedavg.state.tensors, fedprox.state.tensors)
     assert fedavg.summary["metrics"]["global"] == fedprox.summary["metrics"]["global"]
 
 
-def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(
-    run_tiny: RunTiny, run_once: RunTiny
-) -> None:
-    free = run_once(FEDAVG, "federation.rounds=1")
-    held = run_tiny("method={name: fedprox, mu: 100.0}", "federation.rounds=1", out="held")
+def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(run_once: RunTiny) -> None:
+    free = run_once(FEDAVG, *ONCE)
+    held = run_once("method={name: fedprox, mu: 100.0}", *ONCE)
     start = prepare(read_source(None, [*TINY, FEDAVG])).model.snapshot(free.state.tensors)
 
     def distance(state) -> float:
@@ -39,9 +39,9 @@ def test_fedprox_with_mu_above_0_is_not_fedavg_and_stays_nearer_to_the_start(
 
 
 @pytest.mark.parametrize("top", [pytest.param("3", marks=pytest.mark.slow), "1.0"])
-def test_layer_skipping_with_every_block_is_fedavg(run_tiny: RunTiny, run_once: RunTiny, top: str) -> None:
-    fedavg = run_once(FEDAVG)
-    whole = run_tiny(f"method={{name: layer_skipping, top: {top}}}", out="whole")
+def test_layer_skipping_with_every_block_is_fedavg(run_once: RunTiny, top: str) -> None:
+    fedavg = run_once(FEDAVG, *ONCE)
+    whole = run_once(f"method={{name: layer_skipping, top: {top}}}", *ONCE)
     assert_same_tensors(fedavg.state.tensors, whole.state.tensors)
     assert whole.summary["communication"] == fedavg.summary["communication"]
 
@@ -50,11 +50,11 @@ def test_with_one_client_fedavg_local_only_and_centralised_training_are_one(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     """The one site is called as the pooled client is, since a client's name is part of its seeds."""
-    notes = [replace(document, site="pooled") for document in generate(seed=1, sites=1, notes=12)]
+    notes = [replace(document, site="pooled") for document in generate(seed=1, sites=1, notes=6)]
     write(notes, tmp_path / "notes", "jsonl")
     data = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
     runs = {
-        name: run_tiny(f"method={{name: {name}}}", data, "federation.rounds=1", out=name)
+        name: run_tiny(f"method={{name: {name}}}", data, *ONCE, out=name)
         for name in ("fedavg", "centralized", "local_only")
     }
     assert_same_tensors(runs["fedavg"].state.tensors, runs["centralized"].state.tensors)
@@ -65,7 +65,7 @@ def test_with_one_client_fedavg_local_only_and_centralised_training_are_one(
 
 
 def test_accumulating_two_half_batches_is_one_whole_batch(run_once: RunTiny) -> None:
-    common = ("training.optimizer=sgd", "training.learning_rate=0.5", "federation.rounds=1")
+    common = ("training.optimizer=sgd", "training.learning_rate=0.5", *ONCE)
     whole = run_once("training.batch_size=8", *common)
     halves = run_once("training.batch_size=4", "training.accumulation=2", *common)
     for name, tensor in whole.state.tensors.items():
@@ -73,9 +73,7 @@ def test_accumulating_two_half_batches_is_one_whole_batch(run_once: RunTiny) -> 
 
 
 def test_the_same_seed_gives_the_same_run_and_another_does_not(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    """The other one is the default."""
-    first, again = (run_tiny("seed=5", out=out) for out in ("first", "again"))
-    other = run_once()
+    first, again, other = run_once(), run_tiny(), run_once("seed=5")
     assert_same_tensors(first.state.tensors, again.state.tensors)
     assert first.summary["metrics"] == again.summary["metrics"]
     assert any(
@@ -101,14 +99,7 @@ def test_automatic_depth_is_the_fixed_depth_it_chose(run_once: RunTiny) -> None:
     assert chosen.summary["trainable_parameters"] == fixed.summary["trainable_parameters"]
 
 
-@pytest.mark.slow  # of what it chose, it is the fixed depth, and with every block that is FedAvg
-def test_automatic_depth_with_the_whole_share_is_fedavg(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    chosen = run_tiny("method={name: layer_skipping, top: {share: 1.0}}", out="chosen")
-    fedavg = run_once(FEDAVG)
-    assert_same_tensors(chosen.state.tensors, fedavg.state.tensors)
-
-
-SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
+SGD = ("training.optimizer=sgd", "training.learning_rate=0.1", "federation.floors=false")
 
 
 def assert_close(one: Finished, other: Finished) -> None:
@@ -146,7 +137,7 @@ def test_wide_sketches_pick_what_exact_scores_do_and_clients_that_were_away_are_
 ) -> None:
     """With two of three clients a round everybody misses some; the exact run always sends the whole model."""
     sketches = "method={name: fedtlu, portion: 0.34, selection: sketched, width: 100000}"
-    common = ("federation.rounds=3", "federation.sample=0.67", "federation.evaluate_every=3")
+    common = ("federation={rounds: 3, sample: 0.67, evaluate_every: 3, floors: false}",)
     exact = run_once("method={name: fedtlu, portion: 0.34}", *common)
     sketched = run_once(sketches, *common)
     picked = [[event["state"]["merged_blocks"] for event in run.of("round")] for run in (exact, sketched)]

@@ -57,9 +57,10 @@ def test_the_mean_is_the_plain_one_within_the_declared_error(
 ) -> None:
     masked = (SECURE, *(each for each in overrides if each in ONLY_MASKED))
     overrides = tuple(each for each in overrides if each not in ONLY_MASKED)
-    plain = run_once(*overrides, "federation.rounds=1")
-    fine = run_tiny(*overrides, *masked, "federation.rounds=1", out="fine")
-    coarse = run_tiny(*overrides, *masked, WIDE, "federation.rounds=1", out="coarse")
+    overrides = (*overrides, "federation.rounds=1", "federation.floors=false")
+    plain = run_once(*overrides)
+    fine = run_tiny(*overrides, *masked, out="fine")
+    coarse = run_tiny(*overrides, *masked, WIDE, out="coarse")
     float32 = 4 * 2.0**-23 * max(float(tensor.abs().max()) for tensor in plain.state.tensors.values())
     assert largest_difference(plain, fine) <= error_of(fine) + float32
     assert 10 * float32 < largest_difference(plain, coarse) <= error_of(coarse)
@@ -112,7 +113,7 @@ def test_the_unmasked_integers_are_the_plain_sum_of_what_clients_have_rounded(
 
     monkeypatch.setattr(SummedUpdate, "elements", watched)
     monkeypatch.setattr(secure_mean, "mean_from", unmasked)
-    run_tiny(*LAYERS, SECURE, "federation.rounds=1")
+    run_tiny(*LAYERS, SECURE, "federation.rounds=1", "data.synthetic.notes=6", "federation.floors=false")
     (total,) = totals
     assert len(rounded) == 3
     for name, found in total.items():

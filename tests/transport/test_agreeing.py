@@ -34,7 +34,7 @@ def greetings(tmp_path_factory: pytest.TempPathFactory) -> Greetings:
     return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def agreements() -> Callable[..., Agreements]:
     """Makes what a server agrees on."""
     experiment = prepare_server(read_source(None, [*TINY, METHOD, "data.synthetic.notes=12"]), CLIENTS)
@@ -164,7 +164,12 @@ def test_a_client_whose_ends_are_called_or_shaped_otherwise_is_refused(
 @pytest.mark.parametrize(
     ("names", "asked", "keep"),
     [
-        ("classify, problem_type: single_label", "labels: [a, b, c]", "data.labels={keep: [a, b, c]}"),
+        pytest.param(
+            "classify, problem_type: single_label",
+            "labels: [a, b, c]",
+            "data.labels={keep: [a, b, c]}",
+            marks=pytest.mark.slow,
+        ),
         ("ner", "types: [a, b, c]", "data.types=[a, b, c]"),
     ],
 )

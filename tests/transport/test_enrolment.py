@@ -75,6 +75,16 @@ def member(address: str, kit: Path, client: str, timing: Timing = TIMING) -> Grp
     return GrpcMembership(address, client, AGREED, timing=timing, **own)
 
 
+def lost(hub: GrpcHub) -> tuple[str, str] | None:
+    """Who is lost next, and by which error."""
+    arrival = hub.receive(30)
+    return (arrival.client, arrival.lost.code) if arrival and arrival.lost else None
+
+
+def authority_of(federation: Federation) -> Authority:
+    return Authority.read(*(federation.folder / "authority" / f"authority.{end}" for end in ("pem", "key")))
+
+
 def kept(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
@@ -110,16 +120,11 @@ def test_a_site_joins_with_its_kit_until_it_is_revoked(federation: Federation, c
     with member(address, north, "north") as revoked, member(address, south, "south"):
         hub.wait_for(SITES, 30)
         federation.revoke("north")
-        arrival = hub.receive(30)
-        assert arrival is not None and arrival.lost is not None
-        assert (arrival.client, arrival.lost.code) == ("north", "revoked")
+        assert lost(hub) == ("north", "revoked")
         assert hub.present == ("south",)
         with refused(RefusedError, "revoked", values=["'north'"]):
             revoked.receive()
-        with (
-            refused(RefusedError, "wrong_token", values=["'north'"]),
-            member(address, north, "north"),
-        ):
+        with refused(RefusedError, "wrong_token", values=["'north'"]), member(address, north, "north"):
             pass
         with refused(LineError, "revoked", values=["north"]):
             hub.wait_for(SITES, 30)
@@ -160,9 +165,7 @@ def test_a_session_ends_with_the_token_that_it_began_with(federation: Federation
     with member(address, north, "north") as thief:
         hub.wait_for(["north"], 30)
         federation.renew("north", archive=False)
-        arrival = hub.receive(30)
-        assert arrival is not None and arrival.lost is not None
-        assert (arrival.client, arrival.lost.code) == ("north", "wrong_token")
+        assert lost(hub) == ("north", "wrong_token")
         with refused(RefusedError, "wrong_token", values=["'north'"]):
             thief.receive()
     with member(address, north, "north"):
@@ -192,13 +195,9 @@ def test_the_file_of_another_federation_lets_nobody_go(
         assert "north, south" in error.expected
         own.rename(tokens)
         federation.revoke("north")
-        arrival = hub.receive(30)
-        assert arrival is not None and arrival.lost is not None
-        assert (arrival.client, arrival.lost.code) == ("north", "revoked")
+        assert lost(hub) == ("north", "revoked")
         federation.revoke("south")  # the file is of nobody now, and means it
-        arrival = hub.receive(30)
-        assert arrival is not None and arrival.lost is not None
-        assert (arrival.client, arrival.lost.code) == ("south", "revoked")
+        assert lost(hub) == ("south", "revoked")
 
 
 @pytest.mark.claim("federation#renewal-keeps")
@@ -224,9 +223,7 @@ def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation,
 def test_a_site_cannot_take_the_place_of_the_server(federation: Federation, closing: ExitStack) -> None:
     """Its certificate is none of a server, even for the same address; nor may the server's be a client's."""
     kit, server = federation.folder / "sites" / "north", federation.folder / "server"
-    authority = Authority.read(
-        *(federation.folder / "authority" / f"authority.{end}" for end in ("pem", "key"))
-    )
+    authority = authority_of(federation)
     forged = authority.site("127.0.0.1", 30)
     (server / "certificate.pem").write_bytes(forged.certificate)
     (server / "key.pem").write_bytes(forged.key)
@@ -246,9 +243,7 @@ def test_a_site_cannot_take_the_place_of_the_server(federation: Federation, clos
 def test_a_certificate_that_no_longer_holds_is_told_before_anybody_is_called(federation: Federation) -> None:
     kit = federation.folder / "sites" / "north"
     assert 29.9 < certificates_of(kit).days_left <= 30
-    authority = Authority.read(
-        *(federation.folder / "authority" / f"authority.{end}" for end in ("pem", "key"))
-    )
+    authority = authority_of(federation)
     ended = authority.site("north", 0)
     (kit / "certificate.pem").write_bytes(ended.certificate)
     (kit / "key.pem").write_bytes(ended.key)
@@ -475,9 +470,7 @@ def test_a_kit_that_says_nonsense_of_itself_is_refused(tmp_path: Path, text: str
 def test_a_server_of_another_name_is_refused(federation: Federation, closing: ExitStack) -> None:
     """Its certificate is of the same authority, as that of a machine that the server has left."""
     kit, server = federation.folder / "sites" / "north", federation.folder / "server"
-    authority = Authority.read(
-        *(federation.folder / "authority" / f"authority.{end}" for end in ("pem", "key"))
-    )
+    authority = authority_of(federation)
     other = authority.server("10.0.0.1", 30)
     for name, content in (("certificate", other.certificate), ("key", other.key)):
         (server / f"{name}.pem").write_bytes(content)

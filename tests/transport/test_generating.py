@@ -39,7 +39,7 @@ from fedstrata.transport.members import Arrival
 CLIENTS = ("site-1", "site-2")
 LM = (
     "data.types=null", "data.synthetic.sites=2", "data.synthetic.notes=4", "task={name: lm, max_length: 64}",
-    "federation.rounds=1", "training.batch_size=4",
+    "federation.rounds=1", "federation.floors=false", "training.batch_size=4",
 )  # fmt: skip
 SHAPE = "hidden_size: 32, num_hidden_layers: 3, num_attention_heads: 4, initializer_range: 0.3"
 MODELS = {

@@ -24,13 +24,7 @@ from hypothesis import strategies as st
 from support import problems_of, refused
 
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import (
-    ConfigurationError,
-    FrameError,
-    LineError,
-    RefusedError,
-    SessionOverError,
-)
+from fedstrata.core.errors import ConfigurationError, FrameError, LineError, RefusedError, SessionOverError
 from fedstrata.core.types import Message
 from fedstrata.transport.addresses import require_free
 from fedstrata.transport.agreement import Agreement, Conversation
@@ -128,11 +122,7 @@ def test_messages_come_as_they_were_sent(hub: Callable[..., GrpcHub]) -> None:
         (states(length=17), "wrong_shape", ["states", "bfloat16 (2, 17, 8)"]),
         (states(dtype=torch.float32), "wrong_shape", ["states", "float32"]),
         (Message({"tokens": torch.ones(2, 5, 8)}), "not_agreed", ["tokens"]),
-        (
-            Message({"head": torch.ones(8, 4)}),
-            "wrong_shape",
-            ["'head'", "float32 (8, 4)", "float32 (4, 8)"],
-        ),
+        (Message({"head": torch.ones(8, 4)}), "wrong_shape", ["'head'", "float32 (8, 4)", "float32 (4, 8)"]),
     ],
 )
 def test_what_was_not_agreed_is_refused_on_both_sides(
@@ -397,6 +387,12 @@ def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable
         assert arrival.lost is None
 
 
+def lost(hub: GrpcHub) -> tuple[str, str] | None:
+    """Who is lost next, and by which error."""
+    arrival = hub.receive(30)
+    return (arrival.client, arrival.lost.code) if arrival and arrival.lost else None
+
+
 def plan_of(hub: GrpcHub, membership: GrpcMembership, turn: int) -> None:
     """Begins a turn of `north`."""
     hub.send("north", Header(Kind.PLAN, turn=turn), frame.encode(Message()))
@@ -515,9 +511,7 @@ def test_a_client_that_leaves_is_lost_at_once(hub: Callable[..., GrpcHub]) -> No
     server = hub()
     with joined(server, server.listen("127.0.0.1:0")):
         pass
-    arrival = server.receive(30)
-    assert arrival is not None and arrival.lost is not None
-    assert (arrival.client, arrival.lost.code) == ("north", "left")
+    assert lost(server) == ("north", "left")
 
 
 def test_a_client_that_has_left_is_not_waited_with(hub: Callable[..., GrpcHub]) -> None:

@@ -70,7 +70,9 @@ def test_serve_refuses_what_no_message_holds_before_anything_is_written(tmp_path
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("method", "warned"), [("fedavg", 1), ("fl_llama", 0)])
+@pytest.mark.parametrize(
+    ("method", "warned"), [("fedavg", 1), pytest.param("fl_llama", 0, marks=pytest.mark.slow)]
+)
 def test_a_plan_warns_of_what_no_message_holds(method: str, warned: int) -> None:
     asked = (*TINY, "data.synthetic.notes=12", "task.max_length=32", f"method={{name: {method}}}")
     warnings = make_plan(read_source(None, [*asked]), seconds=0.0).warnings

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 from dataclasses import replace
 from typing import Any
@@ -12,10 +11,9 @@ import pytest
 import torch
 from proxy import Proxy
 from remote_run import CLIENTS, PATIENT, RUN, Serve, Server
-from support import Finished, RunTiny, refused
+from support import Finished, RunTiny
 
 from fedstrata.client.store import ClientStore, client_folder
-from fedstrata.core.errors import ClientsLostError
 from fedstrata.core.types import Message, State
 from fedstrata.engine.conversation import SimulatedLine
 from fedstrata.transport.members import Arrival
@@ -27,6 +25,7 @@ ONE_EACH = ("training.batch_size=8", "data.synthetic.notes=12")
 SELDOM = "federation.evaluate_every=2"
 """What a simulation is compared by is not its scores."""
 BATCH = "method={name: fl_llama, mode: client_batch}"
+LORA = "adapter={kind: lora, rank: 4}"
 
 
 def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
@@ -53,25 +52,13 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
             "method={name: fl_llama, in_flight: 2, cuts: {site-2: {front: 0, back: 1}}}",
             "training.accumulation=2",
         ),
-        pytest.param((BATCH, "adapter={kind: lora, rank: 4}"), marks=pytest.mark.slow),
-        pytest.param(
-            ("method={name: fl_llama, full: [front, back]}", "adapter={kind: lora, rank: 4}"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("method={name: fl_llama, full: [middle]}", "adapter={kind: lora, rank: 4}"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("method={name: fl_llama, front: 0, back: 0}", "adapter={kind: bottleneck, width: 4}"),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(
-            ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("method={name: fl_llama, mode: hierarchical}",), marks=pytest.mark.slow),
-        pytest.param(("method={name: fl_llama, average_ends: hand_on}",), marks=pytest.mark.slow),
+        (BATCH, LORA),
+        ("method={name: fl_llama, full: [front, back]}", LORA),
+        ("method={name: fl_llama, full: [middle]}", LORA),
+        ("method={name: fl_llama, front: 0, back: 0}", "adapter={kind: bottleneck, width: 4}"),
+        ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
+        ("method={name: fl_llama, mode: hierarchical}",),
+        ("method={name: fl_llama, average_ends: hand_on}",),
     ],
 )
 def test_a_run_between_processes_gives_the_weights_of_a_simulation(
@@ -89,7 +76,7 @@ def test_clients_that_keep_their_adapters_learn_what_they_would_in_a_simulation(
     run_tiny: RunTiny, serve: Serve
 ) -> None:
     """Each process draws what its own adapters begin with."""
-    overrides = ("method={name: fl_llama, average_ends: never}", "adapter={kind: lora, rank: 4}", *ONE_EACH)
+    overrides = ("method={name: fl_llama, average_ends: never}", LORA, *ONE_EACH)
     simulated, server = run_tiny(*overrides, SELDOM), serve(*overrides)
     for client in CLIENTS:
         server.start(client)
@@ -118,13 +105,10 @@ def test_connections_that_are_cut_lose_nothing_and_repeat_nothing(run_once: RunT
         assert proxy.cuts >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("mode", "accumulation", "at"),
-    [
-        pytest.param("sequential", 2, 1, marks=pytest.mark.slow),
-        pytest.param("client_batch", 1, SECOND, marks=pytest.mark.slow),
-        pytest.param("hierarchical", 1, SECOND, marks=pytest.mark.slow),
-    ],
+    [("sequential", 2, 1), ("client_batch", 1, SECOND), ("hierarchical", 1, SECOND)],
     ids=str,
 )
 @pytest.mark.claim("processes#lost-client")
@@ -188,6 +172,7 @@ def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPa
     assert "answered for 0.1 s" in processes["site-2"].said
 
 
+@pytest.mark.slow  # of one process beside another it is fast (test_joining)
 def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(serve: Serve) -> None:
     server = serve(BATCH, *ONE_EACH)
     first = server.start("site-1")
@@ -208,38 +193,16 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
 @pytest.mark.parametrize(
     ("method", "one", "other"),
     [
-        pytest.param(
-            BATCH,
-            ("weight", "weighs 1e+09"),
-            ("infinite", "not finite"),
-            marks=pytest.mark.slow,
-        ),
-        (
-            BATCH,
-            ("huge", "beyond 1e+18"),
-            ("loss", "loss=1.7e+308"),
-        ),
-        pytest.param(
-            BATCH,
-            ("empty", "update lacks"),
-            ("good", None),
-            marks=pytest.mark.slow,
-        ),
-        (
-            "method={name: fedavg}",
-            ("cut short", "float32 ("),
-            ("another", "'another' came"),
-        ),
-        (
-            "method={name: droppeft}",
-            ("infinite", "not finite"),
-            ("blocks", "shared=1000000"),
-        ),
-        pytest.param(
-            "method={name: droppeft}",
-            ("no blocks", "personal=5"),
-            ("no loss", "loss"),
-            marks=pytest.mark.slow,
+        ("method={name: fedavg}", ("cut short", "float32 ("), ("another", "'another' came")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (BATCH, ("weight", "weighs 1e+09"), ("infinite", "not finite")),
+                (BATCH, ("huge", "beyond 1e+18"), ("loss", "loss=1.7e+308")),
+                (BATCH, ("empty", "update lacks"), ("good", None)),
+                ("method={name: droppeft}", ("infinite", "not finite"), ("blocks", "shared=1000000")),
+                ("method={name: droppeft}", ("no blocks", "personal=5"), ("no loss", "loss")),
+            )
         ),
     ],
 )
@@ -247,7 +210,7 @@ def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(s
 def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
     serve: Serve, method: str, one: tuple[str, str], other: tuple[str, str | None]
 ) -> None:
-    server = serve(method, *ONE_EACH)
+    server = serve(method, *ONE_EACH, "federation.floors=false")
     behaviours = zip(CLIENTS, (one[0], other[0], "good"), strict=True)
     processes = {client: server.start(client, behaviour) for client, behaviour in behaviours}
     state = server.run(min_clients=1)
@@ -263,19 +226,7 @@ def test_an_update_that_would_spoil_the_mean_costs_the_round_its_client(
             assert expected[client] in process.said.splitlines()[-1]
 
 
-@pytest.mark.slow  # test_joining loses who speaks of another turn
-def test_only_who_speaks_out_of_turn_is_lost(serve: Serve) -> None:
-    """It says one thing of a turn that there is not, and the others wait for it: they are not to blame."""
-    server = serve(BATCH, *ONE_EACH)
-    processes = {client: server.start(client, "turn" if client == "site-2" else "good") for client in CLIENTS}
-    server.run(min_clients=2)
-    assert {facts["client"] for facts in server.of("client")} == {"site-1", "site-3"}
-    (failed,) = server.of("client_failed")
-    assert (failed["client"], failed["error"]) == ("site-2", "FrameError")
-    assert re.search(r"'site-2' .*SAID .*turn 10\d, .*turn \d", failed["message"])
-    assert processes["site-2"].wait() == 1
-
-
+@pytest.mark.slow  # what a client drops when it joins is fast (remote/test_joining)
 def test_a_client_keeps_nothing_of_a_turn_that_does_not_count(serve: Serve) -> None:
     server = serve("method={name: fl_llama, mode: client_batch, average_ends: never}", *ONE_EACH)
     behaviours = dict(zip(CLIENTS, ("weight", "good", "good"), strict=True))
@@ -300,16 +251,3 @@ def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) ->
     assert processes["site-1"].wait() == 1
     told = processes["site-1"].said.splitlines()[-1]
     assert told.startswith("TrainingError: ") and "'site-1'" in told
-
-
-@pytest.mark.slow  # test_joining refuses such states
-def test_states_of_another_shape_end_a_round_that_needs_their_client(serve: Serve) -> None:
-    server = serve(BATCH, *ONE_EACH)
-    processes = {
-        client: server.start(client, "shape" if client == "site-3" else "good") for client in CLIENTS
-    }
-    values = ["site-3", "states", ", 31)", "fedstrata serve --resume --out"]
-    with refused(ClientsLostError, "clients_lost", values=values):
-        server.run()
-    assert processes["site-3"].wait() == 1
-    assert "states" in (told := processes["site-3"].said) and ", 31)" in told

@@ -44,7 +44,7 @@ ONE_ROUND = ("training.batch_size=8", "data.synthetic.notes=12", "federation.rou
 def kept(tmp_path_factory: pytest.TempPathFactory, clients: Clients) -> Path:
     """What site-1 has kept of a served run; nobody changes it."""
     folder = tmp_path_factory.mktemp("once") / "served"
-    served(folder, clients, "method={name: fedavg}", *ONE_ROUND)
+    served(folder, clients, "method={name: fedavg}", *ONE_ROUND, "federation.floors=false", names=CLIENTS[:1])
     (found,) = folder.glob("home of site-1/run-*/clients/site-1")
     return found
 
@@ -64,6 +64,7 @@ def serving(server: Server, cache_bytes: int = 2**30, patience: float = 600.0) -
     return run
 
 
+@pytest.mark.slow  # what is made of scores that are none is fast (test_remote_scoring)
 def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
     """One leaves once it has delivered, one says scores that are none: the third has all that is needed."""
     server = serve("method={name: fl_llama}", *ONE_ROUND, "federation.min_clients=3")

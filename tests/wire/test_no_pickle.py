@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -110,7 +111,10 @@ def test_no_module_has_what_unpickles() -> None:
     calls = {"torch.load", "np.load", "numpy.load", "pd.read_pickle", "pandas.read_pickle"}
     found = set()
     for path in SOURCES.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        text = path.read_text("utf-8")
+        if not re.search("|".join((*modules, r"\.\s*load\b", "read_pickle")), text):
+            continue  # a name that is nowhere in it; to walk through all would take seconds
+        for node in ast.walk(ast.parse(text)):
             named = {each.name for each in node.names} if isinstance(node, ast.Import) else set()
             named |= {str(node.module)} if isinstance(node, ast.ImportFrom) else set()
             if named & modules or (isinstance(node, ast.Call) and ast.unparse(node.func) in calls):

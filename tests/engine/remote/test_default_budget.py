@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -30,6 +31,7 @@ SECURE = tuple(each.replace("noise: seeded", "noise: secure") for each in PRIVAT
 RUNS = tuple(f"{number:016x}" for number in range(1, 9))
 
 
+@cache
 def experiment_of(*overrides: str) -> Experiment:
     return prepare_client(read_source(None, [*TINY, *SECURE, *overrides]), "site-1")
 

@@ -69,31 +69,22 @@ def test_a_site_may_say_the_same(said: dict[str, JSON], same: str) -> None:
 @pytest.mark.parametrize(
     ("other", "found", "values"),
     [
-        (
-            ["training.epochs=3", "seed=1"],
-            {"training.epochs": "server_decides", "seed": "server_decides"},
-            ["has 0"],
-        ),
-        (
-            ["method={name: fedprox, mu: 0.1}"],
-            {"method.name": "server_decides"},
-            ["layer_skipping", "not fedprox"],
-        ),
+        (["training.epochs=3", "seed=1"], {"training.epochs": "server_decides", "seed": "server_decides"},
+         ["has 0"]),
+        (["method={name: fedprox, mu: 0.1}"], {"method.name": "server_decides"},
+         ["layer_skipping", "not fedprox"]),
         (["method={name: layer_skipping, top: 2}"], {"method.top": "server_decides"}, ["has 1, not 2"]),
         (["threads=2"], {"threads": "server_decides"}, ["has 1, not 2"]),
         (["data.split.server=2"], {"data.split.server": "not_supported"}, []),
         (["federation.min_clients=2"], {"federation.min_clients": "server_decides"}, ["has null, not 2"]),
         (["report_to=[tensorboard]"], {"report_to": "not_supported"}, []),
         (["workers=2"], {"workers": "not_supported"}, []),
-        (
-            ["federation={dropout: 0.2, corrupt: {share: 0.5}}"],
-            {"federation.dropout": "not_supported", "federation.corrupt": "not_supported"},
-            [],
-        ),
+        (["federation={dropout: 0.2, corrupt: {share: 0.5}}"],
+         {"federation.dropout": "not_supported", "federation.corrupt": "not_supported"}, []),
         (["devices={}"], {"devices": "not_supported"}, []),
         (["training.learning_rate=no"], {"training.learning_rate": "wrong_type"}, []),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_a_site_s_to_say_is_refused_with_both_values(
     said: dict[str, JSON], other: list[str], found: dict[str, str], values: list[str]
 ) -> None:
