@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from record.conftest import events, write_run
+from record.conftest import events, write_in, write_run
 
-__all__ = ["events", "write_run"]
+__all__ = ["events", "write_in", "write_run"]
