@@ -60,9 +60,9 @@ doctest: $(VENV)/installed-test
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m 'slow and not engines and not weekly' --numprocesses auto --dist worksteal
 
-# The dearest of them, which a landing does not wait for: most of an hour.
+# The dearest of them, which a landing does not wait for, and property tests with eight times the examples: most of an hour.
 test-weekly: $(VENV)/installed-test
-	$(PYTEST) -m weekly --hypothesis-profile weekly --numprocesses auto --dist worksteal
+	$(PYTEST) -m 'weekly or hypothesis' --hypothesis-profile weekly --numprocesses auto --dist worksteal
 
 # The fast tests in the lowest versions that pyproject.toml allows, and in the newest: once a week, each in an environment of its own.
 # uv leaves the tested torch, which pip has installed: others bring gigabytes of CUDA.

@@ -24,6 +24,7 @@ import pytest
 import torch
 import yaml
 from filelock import FileLock
+from hypothesis import settings
 
 from fedstrata.core.error_codes import CODES
 from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError
@@ -94,6 +95,11 @@ def problems_of(error: FedstrataError) -> list[tuple[str, str]]:
     if isinstance(error, DataError):
         return [(each.path.name, each.code) for each in error.each]
     return [("", error.code)]
+
+
+def fewer_examples(count: int) -> settings:
+    """Returns settings of a dear property test: this many examples at a landing, in proportion weekly."""
+    return settings(max_examples=settings.default.max_examples * count // 25)
 
 
 WRITE_REPORT = Run._report

@@ -26,6 +26,7 @@ from stored_states import (
     texts,
     trained,
 )
+from support import fewer_examples
 from tiny_models import VARIANTS
 from torch import Tensor, nn
 
@@ -108,7 +109,7 @@ def test_what_is_below_the_first_trained_block_counts_as_frozen(tiny_model: Tiny
     assert frozen_blocks(layout, layout.all) == 0
 
 
-@settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(fewer_examples(10), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     lengths=st.lists(st.integers(1, 24), min_size=1, max_size=9),
     batch=st.integers(1, 5),

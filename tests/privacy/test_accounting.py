@@ -7,12 +7,12 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opacus.accountants import PRVAccountant
 from scipy.optimize import brentq
 from scipy.stats import norm
-from support import problems_of, refused
+from support import fewer_examples, problems_of, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.privacy import accounting
@@ -122,7 +122,7 @@ def test_the_product_of_client_and_batch_rates_is_rejected_by_the_closed_form() 
 
 
 @pytest.mark.slow
-@settings(max_examples=12)
+@fewer_examples(12)
 @given(
     sigma=st.floats(0.5, 20),
     rate=st.floats(0.01, 0.9),

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from private_client import PrivateClient, norm_of, private_client
+from support import fewer_examples
 
 from fedstrata.core.seeding import Seed
 from fedstrata.core.types import Plan
@@ -36,7 +37,7 @@ def kept(*overrides: str) -> PrivateClient:
     return private_client(*overrides)
 
 
-@settings(max_examples=15)
+@fewer_examples(15)
 @given(
     task=st.sampled_from([("task.max_length=64",), TIED]),
     clip=st.sampled_from([1e-3, 1.0, 1e4]),

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from itertools import groupby, islice
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import refused
+from support import fewer_examples, refused
 
 from fedstrata.core.documents import MENTION_TYPES, MODIFIER_TYPES, MODIFIERS_OF, Document
 from fedstrata.core.errors import ConfigurationError
@@ -99,7 +99,7 @@ def assert_codes_are_stated(document: Document) -> None:
             assert not modifiers_of(document, place[start, end]) & ABSENT
 
 
-@settings(max_examples=5)
+@fewer_examples(5)
 @given(seed=st.integers(0, 2**32), size=sizes)
 def test_the_seed_decides_everything(seed: int, size: tuple[int, int]) -> None:
     sites, notes = size
@@ -118,7 +118,7 @@ def test_more_notes_and_more_sites_keep_the_notes_there_are(sites: int, notes: i
     assert all(many[name] == few[name] for name in shared)
 
 
-@settings(max_examples=12)
+@fewer_examples(12)
 @given(seed=st.integers(0, 2**32), size=sizes, most=st.integers(1, 6))
 def test_patients_have_several_notes_one_after_the_other(seed: int, size: tuple[int, int], most: int) -> None:
     sites, notes = size

@@ -101,9 +101,11 @@ def test_a_person_accepts_one_other_run_and_an_earlier_one_never_comes_back(
 
 OTHERWISE: Mapping[str, Any] = {
     "training.learning_rate": 1e-30,
+    "training.epochs": 2,
     "seed": 7,
     "method.top": 2,
     "federation.sample": 0.5,
+    "task.max_length": 32,
     "model.dtype": "float32",
 }
 """Settings of a later session; the last is what it was."""

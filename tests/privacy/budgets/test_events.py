@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support import fewer_examples
 
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.budgets import events
@@ -83,7 +84,7 @@ RUNS = st.lists(st.tuples(STEPS, SIGMAS, RATES), min_size=1, max_size=2)
 
 
 @given(RUNS, RUNS)
-@settings(max_examples=6)
+@fewer_examples(6)
 def test_both_kinds_together_are_between_either_alone_and_the_sum_of_epsilons(
     local: list[tuple[int, float, float]], jointly: list[tuple[int, float, float]]
 ) -> None:

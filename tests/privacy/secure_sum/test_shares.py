@@ -8,10 +8,10 @@ from itertools import combinations
 import pytest
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from secure_federation import NAME
-from support import refused
+from support import fewer_examples, refused
 
 from fedstrata.privacy.secure_sum.keys import public_half
 from fedstrata.privacy.secure_sum.refusals import ForgedKeys, ForgedShares
@@ -41,7 +41,7 @@ def test_every_subset_of_t_gives_the_secret_and_none_of_t_minus_1(sites: int, ne
         assert half != secret[:16], "whoever goes round the check learns nothing"
 
 
-@settings(max_examples=10)
+@fewer_examples(10)
 @given(secret=st.binary(min_size=32, max_size=32), sites=st.integers(3, 16), data=st.data())
 def test_shares_are_those_of_another_library(secret: bytes, sites: int, data: st.DataObject) -> None:
     needed = data.draw(st.integers(threshold(sites), sites))
