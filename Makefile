@@ -44,7 +44,7 @@ docs: $(VENV)/installed-docs
 # With one thread a process: small tensors gain nothing from more. And without torch's compiler, which nothing here uses: bitsandbytes,
 # which peft imports wherever it is installed, begins with three seconds of loading it.
 # In memory, where it has 4 GB for files: on a disk, deleting what thousands of tests leave takes a minute.
-MEMORY := $(shell [ "$$(df --output=avail /dev/shm | tail --lines 1)" -gt 4000000 ] 2> /dev/null && echo TMPDIR=/dev/shm)
+MEMORY = $(shell [ "$$(df --output=avail /dev/shm | tail --lines 1)" -gt 4000000 ] 2> /dev/null && echo TMPDIR=/dev/shm)
 PYTEST = $(MEMORY) OMP_NUM_THREADS=1 TORCHDYNAMO_DISABLE=1 $(BIN)/python -m pytest
 
 # A process a core.

@@ -117,10 +117,10 @@ class Site:
     ) -> None:
         self.name, self.home = name, folder / "homes" / name
         self.log: list[tuple[str, Mapping[str, Any]]] = []
-        once = None if guard else json.dumps(said)
-        self.experiment = (
-            prepared(said, name, own, guard) if once is None else _prepared_once(once, name, tuple(own))
-        )
+        if guard:
+            self.experiment = prepared(said, name, own, guard)
+        else:
+            self.experiment = _prepared_once(json.dumps(said), name, tuple(own))
         secure = self.experiment.privacy.settings.secure_aggregation
         identity, lock = files_of(folder, name) if secure else (None, None)
         self.remote = RemoteClient(

@@ -71,30 +71,15 @@ def _check_parts(contract: Contract, experiment: Experiment, documents: Sequence
     """Looks at what a run asks of a task, one part after the other."""
     task, model = experiment.task, experiment.model
     known = [document for document in map(task.known, documents) if task.scorable(document)]
+    examples: Sequence[Any] = ()
     with contract.clause("documents become examples that have windows and a length"):
         examples = task.training_examples(known, model.tokenizer)
         if not examples:
             raise AssertionError("there are none")
         if any(len(example) < 1 or not len(example.windows) for example in examples):
             raise AssertionError("an example has none")
-    with contract.clause("a batch has a finite loss, of as many terms as it says"):
-        batch = task.collate(task.training_examples(known, model.tokenizer)[:4])
-        with torch.no_grad():
-            loss, terms = task.loss(model.module, batch)
-        if not math.isfinite(float(loss)):
-            raise AssertionError(f"the loss is {float(loss)}")
-        if float(terms) != float(task.terms(batch).sum()):
-            raise AssertionError(
-                f"`loss` says {float(terms):g} terms, `terms` {float(task.terms(batch).sum()):g}"
-            )
-    with contract.clause("the loss of a batch is the sum of those of its examples"):
-        _require_summed(task, model, task.training_examples(known, model.tokenizer)[:4])
-    with contract.clause("the loss is a float32 number where a model computes in bfloat16"):
-        batch = task.collate(task.training_examples(known, model.tokenizer)[:4])
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            loss, _ = task.loss(model.module, batch)
-        if loss.dtype != torch.float32:
-            raise AssertionError(f"it is a {loss.dtype} number")
+    if examples:
+        _check_losses(contract, task, model, examples[:4])
     with contract.clause("every document is answered, and an answer is an annotation of it"):
         answers = answer(model, task, known, experiment.settings.training)
         if len(answers) != len(known):
@@ -110,9 +95,29 @@ def _check_parts(contract: Contract, experiment: Experiment, documents: Sequence
                 raise AssertionError(f"{name!r} is not named, or has {len(own)} answers to {len(known)}")
             _require_added(task, known, own)
     with contract.clause("a corrupt client has as many examples as before, and other ones"):
-        examples = task.training_examples(known, model.tokenizer)
         for kind in DATA_CORRUPTIONS:
             _require_corrupt(task, kind, examples, task.corrupt(examples, kind, model.tokenizer, Seed(0)))
+
+
+def _check_losses(contract: Contract, task: Task, model: Model, examples: Sequence[Any]) -> None:
+    """Looks at the loss of a batch of these examples."""
+    with contract.clause("a batch has a finite loss, of as many terms as it says"):
+        batch = task.collate(examples)
+        with torch.no_grad():
+            loss, terms = task.loss(model.module, batch)
+        if not math.isfinite(float(loss)):
+            raise AssertionError(f"the loss is {float(loss)}")
+        if float(terms) != float(task.terms(batch).sum()):
+            raise AssertionError(
+                f"`loss` says {float(terms):g} terms, `terms` {float(task.terms(batch).sum()):g}"
+            )
+    with contract.clause("the loss of a batch is the sum of those of its examples"):
+        _require_summed(task, model, examples)
+    with contract.clause("the loss is a float32 number where a model computes in bfloat16"):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            loss, _ = task.loss(model.module, task.collate(examples))
+        if loss.dtype != torch.float32:
+            raise AssertionError(f"it is a {loss.dtype} number")
 
 
 def _require_summed(task: Task, model: Model, examples: Sequence[Any]) -> None:
