@@ -10,7 +10,7 @@ import pty
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,11 +26,14 @@ import yaml
 from filelock import FileLock
 from hypothesis import settings
 
+from fedstrata.core.client import Client
 from fedstrata.core.error_codes import CODES
 from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError
+from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import State
+from fedstrata.core.types import Plan, State, Update
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.prepare import Experiment
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.record.log import read_events
@@ -243,3 +246,22 @@ class Same:
 
     def uniform(self, size: int) -> np.ndarray:
         return np.full(size, self._number)
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """Writes JSON lines into a folder that may not be there yet."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def watch_training(experiment: Experiment, after: Callable[[Plan, Client, Update], None]) -> None:
+    """Has a function called with what each client was sent and has trained, before that is sent."""
+
+    class Watched(type(experiment.method)):  # type: ignore[misc]
+        def train(self, plan: Plan, client: Client, rng: Seed) -> Update:
+            update: Update = super().train(plan, client, rng)
+            after(plan, client, update)
+            return update
+
+    object.__setattr__(experiment, "method", Watched(**dict(experiment.method)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import TINY, RunTiny, refused
+from support import TINY, RunTiny, problems_of, refused, write_lines
 from transformers import AutoModelForSequenceClassification
 
 from fedstrata.core.errors import ConfigurationError
@@ -29,17 +29,13 @@ LABELS = ("cardiac", "renal", "neither")
 def one_each(tmp_path: Path) -> Path:
     """Two sites whose notes have one label each, given away by a word."""
     folder = tmp_path / "notes"
+    labels = [LABELS[n % 3] for n in range(18)]
+    rows = [
+        {"id": str(n), "text": f"Note {n}: {label} disease, seen today.", "labels": [label]}
+        for n, label in enumerate(labels)
+    ]
     for site in ("north", "south"):
-        (folder / site).mkdir(parents=True)
-        lines = [
-            {
-                "id": str(n),
-                "text": f"Note {n}: {LABELS[n % 3]} disease, seen today.",
-                "labels": [LABELS[n % 3]],
-            }
-            for n in range(18)
-        ]
-        (folder / site / "notes.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+        write_lines(folder / site / "notes.jsonl", rows)
     return folder
 
 
@@ -142,7 +138,7 @@ def test_a_label_skew_is_one_of_the_labels_that_are_learnt(tmp_path: Path) -> No
         for number, note in enumerate(notes):
             note["labels"] = [LABELS[number % 3]]
             note.pop("metadata", None)
-        path.write_text("\n".join(map(json.dumps, notes)) + "\n")
+        write_lines(path, notes)
     checked = check_settings(source)
     clients = divide(checked.settings, checked.task).clients
     assert [{document.labels for document in own.all} for own in clients.values()] == [
@@ -164,12 +160,5 @@ def test_problems_of_the_task_are_told_with_those_of_other_sections(one_each: Pa
     file.write_text(file.read_text().replace('"labels": ["renal"]', '"labels": []'))
     with pytest.raises(ConfigurationError) as error:
         open_run(read_source(None, overrides), one_each / "run", lambda *_: None, resume=False)
-    assert {problem.path for problem in error.value.problems} == {"task.problem_type", "method.name"}
+    assert {at for at, _ in problems_of(error.value)} == {"task.problem_type", "method.name"}
     assert not (one_each / "run").exists()
-
-
-def test_mention_types_mean_nothing_to_it() -> None:
-    problems = check_settings(read_source(None, ["task.name=classify", "data.types=[problem]"])).problems
-    (problem,) = problems
-    assert (problem.path, problem.code, problem.origin) == ("data.types", "no_effect", "the command line")
-    assert "classify" in problem.message

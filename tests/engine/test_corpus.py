@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
-from support import TINY, Finished, RunTiny, executed, refused
+from support import TINY, Finished, RunTiny, executed, write_lines
 
-from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.display.run import Display
@@ -30,7 +28,6 @@ DIALOGUES = (
 @pytest.fixture(scope="module")
 def doubtful(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three sites: one has no mention, and of one two test documents are trained on."""
-    file = tmp_path_factory.mktemp("doubtful") / "notes.jsonl"
     lines = []
     for number, each in enumerate(generate(seed=3, sites=3, notes=30, imbalance=1.0)):
         spans = [{"start": own.start, "end": own.end, "label": own.label} for own in each.spans]
@@ -40,8 +37,7 @@ def doubtful(tmp_path_factory: pytest.TempPathFactory) -> Path:
         lines.append({**line, "metadata": {"split": part}})
     trained = [line for line in lines if line["site"] == "site-1" and line["metadata"]["split"] == "train"]
     copies = [{**line, "id": f"copy-{line['id']}", "metadata": {"split": "test"}} for line in trained[:2]]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in [*lines, *copies]), encoding="utf-8")
-    return file
+    return write_lines(tmp_path_factory.mktemp("doubtful") / "notes.jsonl", [*lines, *copies])
 
 
 def of_doubtful(file: Path, *more: str) -> tuple[str, ...]:
@@ -85,13 +81,11 @@ def test_hidden_counts_are_neither_in_the_record_nor_on_the_page(run_tiny: RunTi
     run = run_tiny("federation.rounds=1", "data.synthetic.notes=40", "report.small_counts=hide", out="hidden")
     shown = run_tiny("federation.rounds=1", "data.synthetic.notes=40")
     (hidden,), (whole,) = run.of("run"), shown.of("run")
-    small = 0
-    for before, after in leaves(whole["corpus"]["documents"], hidden["corpus"]["documents"]):
-        assert after == (None if 0 < before < 5 else before)
-        small += after is None
-    for what in ("patients", "classes"):
+    for what in ("documents", "patients", "classes"):
         for before, after in leaves(whole["corpus"][what], hidden["corpus"][what]):
             assert after == (None if 0 < before < 5 else before)
+    pairs = leaves(whole["corpus"]["documents"], hidden["corpus"]["documents"])
+    small = sum(after is None for _, after in pairs)
     assert small > 2
     assert hidden["clients"] == hidden["corpus"]["documents"]
     page = report_page([run.folder])
@@ -107,15 +101,7 @@ def leaves(one: Any, other: Any) -> list[tuple[int, int | None]]:
     return [(one, other)]
 
 
-def test_a_wrong_word_is_told_with_where_it_was_set() -> None:
-    with refused(
-        ConfigurationError, "unknown_name", at="report.small_counts", values=["'auto', 'hide' or 'show'"]
-    ):
-        make_plan(read_source(None, [*TINY, "report.small_counts=some"]))
-
-
 def test_what_is_cut_is_in_plan_summary_and_report(tmp_path: Path) -> None:
-    file = tmp_path / "dialogues.jsonl"
     words = "Doctor: any pain? Patient: in my chest, since this morning, and down the left arm. "
     lines = [
         {
@@ -129,11 +115,10 @@ def test_what_is_cut_is_in_plan_summary_and_report(tmp_path: Path) -> None:
         for part in ("train", "validation", "test")
         for number in range(4)
     ]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines), encoding="utf-8")
+    file = write_lines(tmp_path / "dialogues.jsonl", lines)
     overrides = (*[each for each in OWN if "task" not in each], *DIALOGUES, f"data.path={file}")
     plan = make_plan(read_source(None, list(overrides)), seconds=0.0)
-    assert plan.cut is not None
-    assert plan.cut["train"] is not None
+    assert plan.cut is not None and plan.cut["train"] is not None
     assert plan.cut["train"]["documents"] == 0.5
     assert 0.5 < plan.cut["train"]["tokens"] < 1.0
     (line,) = [each for each in plan.warnings if "are cut" in each]

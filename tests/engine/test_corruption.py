@@ -9,10 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, RunTiny, assert_same_tensors, refused
+from support import TINY, RunTiny, assert_same_tensors, silent, watch_training
 
 from fedstrata.client.site import Site
-from fedstrata.core.errors import ConfigurationError
+from fedstrata.core.client import Client
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import CorruptSettings
 from fedstrata.core.settings.source import read_source
@@ -35,15 +35,12 @@ def changes_of(folder: Path, *overrides: str) -> Changes:
     experiment = prepare(read_source(None, [*TINY, *ONCE, *overrides]))
     sent: Changes = {}
 
-    class Watching(type(experiment.method)):
-        def train(self, plan: Plan, client, rng: Seed) -> Update:
-            update = super().train(plan, client, rng)
-            sent[client.id] = {name: t - plan.tensors[name] for name, t in update.tensors.items()}
-            return update
+    def after(plan: Plan, client: Client, update: Update) -> None:
+        sent[client.id] = {name: t - plan.tensors[name] for name, t in update.tensors.items()}
 
-    object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
+    watch_training(experiment, after)
     folder.mkdir()
-    Run(experiment, folder, lambda event, facts: None, LocalEngine).execute()
+    Run(experiment, folder, silent, LocalEngine).execute()
     return sent
 
 
@@ -168,15 +165,6 @@ def test_pooled_data_holds_the_corrupt_examples_and_no_update_is_distorted(run_o
     assert labels.of("round")[0]["loss"] > plain.of("round")[0]["loss"]
 
 
-@pytest.mark.slow
-def test_resumed_is_uninterrupted_with_corrupt_clients(run_tiny: RunTiny) -> None:
-    overrides = (FEDAVG, "federation.corrupt={share: 0.3, kind: gaussian}", FEW)
-    whole = run_tiny(*overrides, out="whole")
-    run_tiny(*overrides, "federation.rounds=1", out="part")
-    resumed = run_tiny("federation.rounds=2", out="part", resume=True)
-    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
-
-
 @given(st.integers(1, 30), st.floats(0, 0.99), st.floats(0, 0.99), st.integers(0, 9))
 def test_as_many_are_drawn_as_asked_and_more_at_a_greater_share(
     clients: int, one: float, other: float, seed: int
@@ -189,23 +177,3 @@ def test_as_many_are_drawn_as_asked_and_more_at_a_greater_share(
     assert len(high) == math.ceil(max(one, other) * clients - 1e-9)
     flipped = corrupt_clients(names, CorruptSettings(share=max(one, other), kind="scale"), Seed(seed))
     assert list(flipped) == list(high)
-
-
-@pytest.mark.parametrize(
-    ("corrupt", "path", "code", "values"),
-    [
-        ("{share: 0.1, kind: shuffled_labels, strength: 2.0}", "federation.corrupt", "no_effect",
-         ["strength=2", "'shuffled"]),
-        ("{share: 0.3, clients: [site-1]}", "federation.corrupt", "conflict", ["share", "clients"]),
-        ("{clients: [site-9]}", "federation.corrupt.clients", "unknown_name", ["'site-9'"]),
-        ("{portion: 0.5}", "federation.corrupt", "no_effect", ["portion"]),
-        ("{share: 0.3, portion: 0.5, kind: scale}", "federation.corrupt", "no_effect",
-         ["portion=0.5", "'scale'"]),
-        ("{share: 1.0}", "federation.corrupt.share", "out_of_range", ["1.0"]),
-        ("{share: 0.1, kind: noise}", "federation.corrupt.kind", "unknown_name", ["'shuffled_labels'"]),
-        ("{share: 0.1, kind: scale, strength: 0.0}", "federation.corrupt.strength", "out_of_range", [0]),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(corrupt: str, path: str, code: str, values: list[object]) -> None:
-    with refused(ConfigurationError, code, at=path, values=values):
-        prepare(read_source(None, [*TINY, f"federation.corrupt={corrupt}"]))

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, TINY_SETTINGS, Finished, RunTiny, assert_same_tensors, refused
+from support import TINY, TINY_SETTINGS, Finished, RunTiny, assert_same_tensors
 
-from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.devices import SHAPES, Device, DeviceSettings
 from fedstrata.core.settings.model import ModelSettings
@@ -235,25 +234,6 @@ def test_every_model_that_is_named_can_be_counted(name: str, millions: float) ->
     # Forward, and twice as much back; attention's own products are little of it.
     counted = FlopCounter(module, layout, layout.all).batch(1, 128) / (6.0 * 128 * linear)
     assert 0.9 < counted < (2.0 if "deberta" in name else 1.2)
-
-
-@pytest.mark.parametrize(
-    ("value", "path", "code", "values"),
-    [
-        ("llama-9", "devices.as_model", "unknown_name", ["bert-large, ", "'llama-9'"]),
-        ("{hidden_size: 4}", "devices.as_model", "missing", ["model_type"]),
-        (shape(2), "devices.as_model", "out_of_range", ["2 blocks", 3]),
-        (
-            "{model_type: llama, hiden_size: 4}",
-            "devices.as_model",
-            "unknown_key",
-            ["config.hiden_size", "LlamaConfig"],
-        ),
-    ],
-)
-def test_a_model_that_there_is_not_is_refused(value: str, path: str, code: str, values: list[object]) -> None:
-    with refused(ConfigurationError, code, at=path, values=values):
-        prepare(read_source(None, [*TINY, f"devices.as_model={value}"]))
 
 
 @pytest.mark.slow

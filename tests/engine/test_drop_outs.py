@@ -13,17 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 from scipy.stats import binom
-from support import TINY, RunTiny, assert_same_tensors, refused
+from support import RunTiny, assert_same_tensors
 
-from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.federation import FederationSettings
-from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.display.run import Display
 from fedstrata.engine.book import Attendance
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import drop_outs
 from fedstrata.methods import METHODS
 
@@ -102,12 +99,7 @@ def run_of(chance: float, seed: int) -> Any:
     )
 
 
-@given(
-    st.integers(1, 6),
-    st.floats(0, 0.99),
-    st.floats(0, 0.99),
-    st.integers(0, 9),
-)
+@given(st.integers(1, 6), st.floats(0, 0.99), st.floats(0, 0.99), st.integers(0, 9))
 def test_a_greater_chance_takes_more_clients_and_each_by_itself(
     count: int, one: float, other: float, seed: int
 ) -> None:
@@ -151,14 +143,6 @@ def test_attendance_counts_those_who_are_left(
         assert attendance.suffices == (len(left) >= least)
 
 
-@pytest.mark.parametrize(
-    ("value", "code"), [("1.0", "out_of_range"), ("-0.1", "out_of_range"), ("high", "wrong_type")]
-)
-def test_a_chance_outside_its_range_is_refused(value: str, code: str) -> None:
-    with refused(ConfigurationError, code, at="federation.dropout"):
-        prepare(read_source(None, [*TINY, f"federation.dropout={value}"]))
-
-
 def test_drop_outs_are_counted_and_not_shown_one_by_one(run_tiny: RunTiny) -> None:
     out = StringIO()
     display = Display(Console(file=out, width=200))
@@ -179,8 +163,11 @@ def test_with_nobody_lost_the_settings_change_nothing(run_once: RunTiny) -> None
     assert plain.summary["metrics"] == guarded.summary["metrics"]
 
 
-def test_resumed_is_uninterrupted_with_drop_outs(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    overrides = [LOCAL_HEAD, "seed=1", "federation.dropout=0.5", "federation.min_clients=2", *BRIEF]
+def test_resumed_is_uninterrupted_with_drop_outs_and_a_corrupt_client(
+    run_tiny: RunTiny, run_once: RunTiny
+) -> None:
+    corrupt = "federation.corrupt={share: 0.3, kind: gaussian}"
+    overrides = [LOCAL_HEAD, "seed=1", "federation.dropout=0.5", "federation.min_clients=2", corrupt, *BRIEF]
     whole = run_once(*overrides)
     assert any(event["failed"] and not event["abandoned"] for event in whole.of("round"))
 

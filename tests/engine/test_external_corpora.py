@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from support import refused
-
-from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.engine.check import check_settings
@@ -32,19 +28,3 @@ def test_its_documents_are_its_own() -> None:
     assert all(document.id.startswith("elsewhere/") for document in outside.test)
     texts = {document.text for name, own in sites.items() if name != "elsewhere" for document in own.all}
     assert texts.isdisjoint(document.text for document in outside.test)
-
-
-@pytest.mark.parametrize(
-    ("override", "path", "code", "names"),
-    [
-        ("data.external={site-1: {synthetic: {sites: 1, notes: 2}}}", "data.external", "duplicate",
-         ["site-1"]),
-        ("data.external={x: {format: brat}}", "data.external.x", "missing", ["data.path"]),
-        ("data.external={x: {format: brat, path: nowhere}}", "data.external.x.path", "not_found",
-         ["nowhere"]),
-        ("data.external={x: {split: {train: 0.5}}}", "data.external.x.split", "unknown_key", []),
-    ],
-)  # fmt: skip
-def test_wrong_ones_are_told(run_tiny: Any, override: str, path: str, code: str, names: list[str]) -> None:
-    with refused(ConfigurationError, code, at=path, values=names):
-        run_tiny(override)

@@ -16,12 +16,8 @@ BRIEF = ("federation.rounds=1", "federation.floors=false", "data.synthetic.notes
 @pytest.mark.parametrize(
     ("method", "sent"),
     [
-        pytest.param(
-            "{name: layer_skipping, top: 1}", {"block 2", "final norm", "head"}, marks=pytest.mark.slow
-        ),
         ("{name: layer_skipping, top: 1, head: local}", {"block 2", "final norm"}),
         ("{name: fedavg}", {"embedding", "block 0", "block 1", "block 2", "final norm", "head"}),
-        pytest.param("{name: local_only}", set(), marks=pytest.mark.slow),
     ],
 )
 def test_groups_are_whole_and_add_up_to_what_was_sent(run_once: RunTiny, method: str, sent: set[str]) -> None:

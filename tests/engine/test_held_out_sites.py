@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -10,14 +9,13 @@ from statistics import fmean
 
 import pytest
 from rich.console import Console
-from support import TINY, RunTiny, assert_same_tensors, refused
+from support import TINY, RunTiny, assert_same_tensors, refused, write_lines
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import read_documents
-from fedstrata.data.split import hold_out
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.display.run import Display
@@ -106,31 +104,12 @@ def test_a_site_can_be_held_out_of_any_division(run_once: RunTiny, notes: Path) 
 def test_a_held_out_site_counts_whatever_split_its_folders_name(run_tiny: RunTiny, tmp_path: Path) -> None:
     line = {"text": "Has fever.", "spans": [{"start": 4, "end": 9, "label": "problem"}]}
     for place, count in {"a/train": 2, "a/test": 1, "b/train": 2, "b/test": 1, "c/test": 3}.items():
-        (tmp_path / "notes" / place).mkdir(parents=True)
-        lines = [json.dumps({"id": f"{place}-{number}", **line}) for number in range(count)]
-        (tmp_path / "notes" / place / "notes.jsonl").write_text("\n".join(lines) + "\n")
+        rows = ({"id": f"{place}-{number}", **line} for number in range(count))
+        write_lines(tmp_path / "notes" / place / "notes.jsonl", rows)
     split = "split: {test_sites: [c]}"
     run = run_tiny(f"data={{format: jsonl, path: {tmp_path / 'notes'}, {split}}}", "federation.rounds=0")
     assert run.of("run")[0]["clients"]["c"] == {"train": 0, "validation": 0, "test": 3}
     assert set(run.summary["metrics"]["external"]) == {"c"}
-
-
-@pytest.mark.parametrize(
-    ("override", "code", "values"),
-    [
-        ("[site-9]", "unknown_name", ["'site-9'", "'site-1', 'site-2', 'site-3'", "the command line"]),
-        ("[site-1, site-2, site-3]", "not_enough_data", []),
-    ],
-)
-def test_what_cannot_be_held_out_is_refused(override: str, code: str, values: list[str]) -> None:
-    with refused(ConfigurationError, code, at="data.split.test_sites", values=values):
-        prepare(read_source(None, [*TINY, f"data.split.test_sites={override}"]))
-
-
-def test_a_held_out_site_is_none_of_the_clients_a_round_can_ask_for() -> None:
-    overrides = ["data.split.test_sites=[site-3]", "federation.min_clients=3"]
-    with refused(ConfigurationError, "out_of_range", at="federation.min_clients", values=[2]):
-        prepare(read_source(None, [*TINY, *overrides]))
 
 
 def test_a_held_out_site_cannot_have_the_name_of_a_client(tmp_path: Path) -> None:
@@ -140,15 +119,6 @@ def test_a_held_out_site_cannot_have_the_name_of_a_client(tmp_path: Path) -> Non
     overrides = [data(tmp_path / "notes", "client-01"), "partition={by: iid, clients: 3}"]
     with refused(ConfigurationError, "duplicate", values=["client-01"]):
         prepare(read_source(None, [*TINY, *overrides]))
-
-
-def test_documents_are_set_aside_by_site() -> None:
-    documents = [Document(id=f"{site}{number}", text="", site=site) for number in (2, 1) for site in "abc"]
-    settings = prepare(read_source(None, TINY)).settings.data.split.model_copy(update={"test_sites": ["b"]})
-    rest, held_out = hold_out(documents, settings)
-    assert {document.site for document in rest} == {"a", "c"}
-    assert [document.id for document in held_out["b"].all] == ["b1", "b2"]
-    assert held_out["b"].test == held_out["b"].all
 
 
 def test_pooled_data_lacks_it() -> None:

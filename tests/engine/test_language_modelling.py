@@ -254,30 +254,6 @@ def test_a_plan_counts_what_clients_models_cost(texts: Path) -> None:
     assert more.time["evaluate_seconds"] > plan.time["evaluate_seconds"]
 
 
-@pytest.mark.parametrize(
-    ("override", "path", "code", "values"),
-    [
-        ("task={name: lm, stride: 8}", "task.stride", "unknown_key", []),
-        ("data.types=[drug]", "data.types", "no_effect", ["lm"]),
-        ("task={name: lm, max_length: 65}", "task.max_length", "out_of_range", [64]),
-        ("model.init=pretrained", "model", "conflict", ["`init: random`"]),
-        ("model.tokenizer={train: bytes, vocabulary: 100}", "model.tokenizer", "out_of_range",
-         ["vocabulary", 258]),
-        ("model.tokenizer={train: bytes, split: blanks}", "model.tokenizer", "no_effect", ["split='blanks'"]),
-        ("model.tokenizer={train: letters}", "model.tokenizer.train", "unknown_name", ["'words' or 'bytes'"]),
-        (f"{UNTIED[:-1]}, is_causal: false}}", "model.config.is_causal", "sees_ahead", ["false"]),
-        ("model.config={model_type: gpt2, n_layer: 1, n_head: 2, n_embd: 16, vocab_size: 9}",
-         "model.tokenizer", "conflict", ["has 9"]),
-        ("federation.metric=f1", "federation.metric", "unknown_name", ["'f1'"]),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused_by_name(
-    texts: Path, tmp_path: Path, override: str, path: str, code: str, values: list[object]
-) -> None:
-    with refused(ConfigurationError, code, at=path, values=values):
-        run(tmp_path / "run", *base(texts, override))
-
-
 def test_the_shape_of_a_model_may_come_from_a_folder_and_the_tokens_from_the_texts(
     texts: Path, tmp_path: Path
 ) -> None:

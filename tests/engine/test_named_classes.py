@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-import pytest
-from support import TINY, refused
+from support import TINY, write_lines
 
-from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.prepare import Experiment, prepare
 
@@ -24,36 +21,13 @@ def test_types_that_are_named_are_learnt_in_the_order_of_the_alphabet() -> None:
     assert prepared(*named).task.classes == prepared(named[0]).task.classes
 
 
-@pytest.mark.parametrize(
-    ("overrides", "path", "code", "names"),
-    [
-        (("data.types=[problem, tset]", "task.types=[problem, test]"), "data.types", "not_found", ["'tset'"]),
-        (
-            ("data.types=[problem, test]", "task.types=[problem, test, tset]"),
-            "task.types",
-            "not_found",
-            ["'tset'", "'test'"],
-        ),
-        (("data.types=[problem, test]", "task.types=[problem]"), "task.types", "missing", ["'test'"]),
-        (("task.types=[problem, problem]",), "task.types", "duplicate", ["'problem'"]),
-        (("task={name: relations, types: [none, severity]}",), "task", "reserved", ["'none'"]),
-        (("task={name: classify, problem_type: single_label, labels: [a]}",), "task", "out_of_range", []),
-    ],
-)
-def test_names_that_fit_no_document_are_told(
-    overrides: tuple[str, ...], path: str, code: str, names: list[str]
-) -> None:
-    with refused(ConfigurationError, code, at=path, values=names):
-        prepared(*overrides)
-
-
 def test_another_corpus_keeps_the_types_that_the_task_names(tmp_path: Path) -> None:
     """Of which the run's own documents may lack some, where other sites have them."""
     note = {"id": "1", "text": "Fever. ECG.", "spans": [{"start": 7, "end": 10, "label": "test"}]}
-    (tmp_path / "notes.jsonl").write_text(json.dumps(note))
+    write_lines(tmp_path / "notes.jsonl", [note])
     spans = [{"start": 0, "end": 5, "label": "problem"}]
     own = {"site": "here", "text": "Fever today.", "spans": spans}
-    (tmp_path / "own.jsonl").write_text("\n".join(json.dumps({**own, "id": f"{n}"}) for n in range(12)))
+    write_lines(tmp_path / "own.jsonl", ({**own, "id": f"{n}"} for n in range(12)))
     other = f"{{format: jsonl, path: {tmp_path}/notes.jsonl}}"
     data = f"data={{format: jsonl, path: {tmp_path}/own.jsonl, external: {{other: {other}}}}}"
     source = read_source(None, [*BARE, data, "task.types=[problem, test]"])

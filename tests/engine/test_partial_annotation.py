@@ -5,18 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from support import refused
-
-from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.divide import divide
 from fedstrata.engine.check import check_settings
-from fedstrata.engine.prepare import prepare
 from fedstrata.record.report import report_page
-
-
-def sites_of(*overrides: str) -> dict[str, Any]:
-    return dict(prepare(read_source(None, ["data.synthetic={sites: 2, notes: 12}", *overrides])).clients)
 
 
 def test_a_run_learns_what_is_annotated_where(run_tiny: Any) -> None:
@@ -46,16 +38,3 @@ def test_a_client_of_which_nothing_can_be_scored_has_no_score(run_once: Any) -> 
     metrics = finished.summary["metrics"]
     assert not metrics["clients"]["site-1"]
     assert metrics["mean_client"] == metrics["clients"]["site-2"]
-
-
-def test_what_has_no_effect_is_refused() -> None:
-    with refused(ConfigurationError, "no_effect", at="data.not_annotated", values=["data.annotates"]):
-        sites_of("data.not_annotated=absent")
-    lm = ("task={name: lm}", "model={name: mini, init: random}", "data.annotates=[problem]")
-    with refused(ConfigurationError, "no_effect", at="data.annotates", values=["lm"]):
-        sites_of(*lm)
-
-
-def test_what_there_is_not_is_told_with_where_it_was_set() -> None:
-    with refused(ConfigurationError, "unknown_name", at="data.annotates", values=["'elsewhere'"]):
-        sites_of("data.annotates={elsewhere: [problem]}")

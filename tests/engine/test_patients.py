@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -67,18 +66,6 @@ def test_a_split_goes_by_the_patients_of_the_file(tmp_path: Path, notes: dict[st
     assert ids[0] != ids[1]
 
 
-def test_documents_without_a_patient_are_counted_and_refused_only_if_the_split_is_by_patient(
-    tmp_path: Path, notes: dict[str, str], caplog: pytest.LogCaptureFixture
-) -> None:
-    some = dict(list(notes.items())[:20])
-    settings = overrides(tmp_path, f"data.patients={table(tmp_path / 'some.csv', some)}")
-    with caplog.at_level(logging.WARNING):
-        assert divided(*settings)
-    assert "4 of 24 documents" in caplog.text
-    with refused(ConfigurationError, "missing", at="data.split.by", values=["4 of 24", "data.patients"]):
-        divided(*settings, "data.split.by=patient")
-
-
 def test_the_place_of_a_problem_and_an_absolute_path(
     tmp_path: Path, notes: dict[str, str], run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,16 +91,10 @@ def test_patients_of_an_external_corpus(tmp_path: Path, notes: dict[str, str]) -
         divided(external.format(tmp_path / "notes", broken), types)
 
 
-@pytest.mark.parametrize("kept", [True, False])
-def test_a_file_may_repeat_what_a_format_says_and_may_not_contradict_it(tmp_path: Path, kept: bool) -> None:
-    corpus = generate(seed=0, sites=4, notes=24)
-    patients = {note.id: note.patient if kept or number else "0" for number, note in enumerate(corpus)}
+def test_a_file_may_repeat_what_a_format_says(tmp_path: Path) -> None:
+    patients = {note.id: note.patient for note in generate(seed=0, sites=4, notes=24)}
     settings = ["data.synthetic.notes=24", f"data.patients={table(tmp_path / 'patients.csv', patients)}"]
-    if kept:
-        assert divided(*settings) == divided("data.synthetic.notes=24")
-    else:
-        with refused(ConfigurationError, "conflict", values=["'site-1-0001'", "'1000001'", "'0'"]):
-            divided(*settings)
+    assert divided(*settings) == divided("data.synthetic.notes=24")
 
 
 def test_a_run_cannot_go_on_with_other_patients(

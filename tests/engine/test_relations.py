@@ -211,17 +211,3 @@ def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, notes: Path, 
     file.write_text(file.read_text().replace('"label": "MODIFY"', '"label": "OVERLAP"', 1))
     with refused(ConfigurationError, "changed", at="data"):
         run_tiny("federation.rounds=3", out="short", resume=True)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path"),
-    [
-        (("data.relations=[severity]",), "data.relations"),
-        (("task.name=lm", "data.types=null", "data.modifiers=clinical"), "data.modifiers"),
-        (("task.name=classify", "data.relations=[severity]"), "data.types"),
-    ],
-)
-def test_relations_are_no_choice_for_a_task_that_learns_none(overrides: tuple[str, ...], path: str) -> None:
-    problems = check_settings(read_source(None, ["data.types=[problem]", *overrides])).problems
-    assert path in [problem.path for problem in problems]
-    assert {problem.code for problem in problems} == {"no_effect"}

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support import TINY, RunTiny, assert_same_tensors, refused
+from support import TINY, RunTiny, assert_same_tensors, silent, watch_training
 
-from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.seeding import Seed
+from fedstrata.core.client import Client
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
 from fedstrata.engine.checkpoint import Checkpoints
@@ -50,15 +49,12 @@ def test_the_median_of_what_clients_send(tmp_path: Path, method: str) -> None:
     experiment = prepare(read_source(None, overrides))
     sent: list[dict[str, torch.Tensor]] = []
 
-    class Watching(type(experiment.method)):
-        def train(self, plan: Plan, client, rng: Seed) -> Update:
-            assert "aggregation" not in plan.values
-            update = super().train(plan, client, rng)
-            sent.append({name: tensor.clone() for name, tensor in update.tensors.items()})
-            return update
+    def after(plan: Plan, client: Client, update: Update) -> None:
+        assert "aggregation" not in plan.values
+        sent.append({name: tensor.clone() for name, tensor in update.tensors.items()})
 
-    object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
-    Run(experiment, tmp_path, lambda event, facts: None, LocalEngine).execute()
+    watch_training(experiment, after)
+    Run(experiment, tmp_path, silent, LocalEngine).execute()
     _, state = Checkpoints(tmp_path / "checkpoints").load(2)
     assert state.values["aggregation"] == {"updates": 3, "not_finite": []}
     assert state.tensors.keys() == sent[0].keys()
@@ -150,30 +146,6 @@ def test_a_round_is_abandoned_before_a_rule_gets_too_few(run_once: RunTiny) -> N
     for event in rounds:
         if not event["abandoned"]:
             assert event["state"]["aggregation"]["updates"] == 5 - len(event["failed"]) >= 3
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path", "code", "values"),
-    [
-        ([fedavg("medain")], "method.aggregation.rule", "unknown_name", ["'mean', 'median'", "'medain'"]),
-        ([fedavg("{hostile: 0.1}")], "method.aggregation.hostile", "unknown_key", ["trimmed_mean", "krum"]),
-        ([fedavg("{rule: krum, hostile: 0.5}")], "method.aggregation.hostile", "out_of_range", [0.5]),
-        ([fedavg("krum")], "method.aggregation", "not_enough_data", ["krum", "5 updates", "f = 1", "and 3 "]),
-        ([fedavg("median"), "federation.sample=0.5"], "method.aggregation", "not_enough_data",
-         ["median", "3 updates", "2 clients", 0.5]),
-        ([fedavg("trimmed_mean"), "federation.min_clients=2"], "federation.min_clients", "out_of_range",
-         ["at least 3", "not 2", "trimmed_mean"]),
-        ([fedavg("median"), "federation.dropout=0.1"], "federation.min_clients", "missing", ["3 or more"]),
-        ([fedavg("{rule: multi_krum, keep: 5}"), *FIVE], "method.aggregation.keep", "out_of_range",
-         ["at most 4", "not 5"]),
-        (["method={name: local_only, aggregation: median}"], "method.aggregation", "unknown_key",
-         ["layer_skipping", "fedavg", "fedprox"]),
-        (["method={name: centralized, aggregation: median}"], "method.aggregation", "unknown_key", []),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(overrides: list[str], path: str, code: str, values: list[object]) -> None:
-    with refused(ConfigurationError, code, at=path, values=values):
-        prepare(read_source(None, [*TINY, *overrides]))
 
 
 def test_a_plan_reckons_with_the_updates_that_are_held(tmp_path: Path) -> None:

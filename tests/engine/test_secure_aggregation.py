@@ -20,7 +20,6 @@ from fedstrata.core.types import Update
 from fedstrata.display.run import Display
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.local import LocalEngine
-from fedstrata.engine.prepare import prepare
 from fedstrata.engine.secure_mean import FOLDER, SecureAggregation
 from fedstrata.methods import METHODS
 from fedstrata.privacy.federation_lock import read_lock
@@ -293,48 +292,6 @@ def test_every_client_has_an_identity_and_a_lock_of_its_own(run_once: RunTiny) -
     assert len(set(publics.values())) == 4
     assert all(read_lock(client / "federation.lock") == publics for client in run.folder.glob("clients/*"))
     assert stat.S_IMODE((run.folder / FOLDER).stat().st_mode) == 0o700
-
-
-def problems_at(*overrides: str) -> dict[str, tuple[str, str]]:
-    """What is wrong at each path: its code, and the message."""
-    with pytest.raises(ConfigurationError) as caught:
-        prepare(read_source(None, [*TINY, *overrides]))
-    return {problem.path: (problem.code, problem.message) for problem in caught.value.problems}
-
-
-def test_all_that_does_not_go_with_it_is_said_at_once() -> None:
-    found = problems_at(
-        *SECURE, "method={name: fedavg, aggregation: median}", "training.epochs=0", "data.synthetic.sites=3"
-    )
-    assert found.keys() >= {"privacy.secure_aggregation", "training.epochs"}
-    code, message = found["privacy.secure_aggregation"]
-    assert code == "not_supported"
-    assert "median" in message
-    assert "method.aggregation: mean" in message
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path", "code", "values"),
-    [
-        (("federation.sample=0.5",), "privacy.secure_aggregation", "not_enough_data", ["3 to 64", "and 4"]),
-        (("privacy.survivors=5",), "privacy.survivors", "not_enough_data", ["5 to 64", "and 4"]),
-        (("privacy.secure_aggregation=false", "privacy.range=2"), "privacy", "no_effect", ["range"]),
-        (("privacy={mechanism: central, secure_aggregation: true, sigma: 1, delta: 0.01}",), "privacy",
-         "conflict", ["mechanism 'local'"]),
-        (("method={name: fedtlu, selection: sketched}",), "privacy.secure_aggregation", "not_supported",
-         ["selection: exact"]),
-        (("method={name: layer_skipping, top: auto}",), "privacy.secure_aggregation", "not_supported",
-         ["method.top"]),
-        (("method={name: local_only}",), "privacy.secure_aggregation", "not_supported", ["local_only"]),
-        (("method={name: centralized}",), "privacy.secure_aggregation", "not_supported", ["use fedavg"]),
-    ],
-)  # fmt: skip
-def test_what_does_not_go_with_it_is_refused(
-    overrides: tuple[str, ...], path: str, code: str, values: list[str]
-) -> None:
-    found, message = problems_at(*SECURE, *overrides)[path]
-    assert found == code
-    assert all(value in message for value in values)
 
 
 @pytest.mark.parametrize("name", METHODS)
