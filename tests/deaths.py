@@ -1,4 +1,4 @@
-"""Processes of a served run that are killed at a given moment, or stall: what sites and servers start with.
+"""Runs that end at a given moment, or stall: processes of sites and servers, and secure sums in this process.
 
 A process imports it by name, so it is not in a test; gRPC is imported only in processes that live on.
 """
@@ -9,11 +9,13 @@ import ctypes
 import os
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support import TINY
 
 from fedstrata.client.secure_turns import SecureTurns
@@ -22,9 +24,20 @@ from fedstrata.engine.prepare import prepare_server
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import SETTINGS, write_settings
 from fedstrata.engine.secure_mean import SecureAggregation
+from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
 
 SITES = ("site-1", "site-2", "site-3", "site-4")
+SECURE = (
+    "privacy.secure_aggregation=true",
+    "method={name: layer_skipping, top: 1}",
+    "data.synthetic.sites=4",
+    "data.synthetic.notes=8",
+    "federation.min_clients=1",
+    "federation.floors=false",
+    "threads=1",
+)
+"""A run of masked sums of four sites."""
 _KILL_WITH_PARENT = 1
 """PR_SET_PDEATHSIG of prctl(2)."""
 
@@ -109,12 +122,54 @@ def serve(address: str, folder: Path, moment: str, *overrides: str) -> None:
 
 def kill_before(where: type, name: str, call: int) -> None:
     """Has this process killed before a call of a function."""
-    function, calls = getattr(where, name), [0]
+    setattr(where, name, ending_at(call, getattr(where, name), lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
-    def dying(*arguments: Any, **more: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == call:
-            os.kill(os.getpid(), signal.SIGKILL)
+
+def ending_at(call: int, function: Callable[..., Any], end: Callable[[], None]) -> Callable[..., Any]:
+    """Returns a function before a call of which all ends."""
+    calls = 0
+
+    def ends(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            end()
         return function(*arguments, **more)
 
-    setattr(where, name, dying)
+    return ends
+
+
+class Killed(BaseException):
+    """Ends a run in this process; nothing catches it."""
+
+
+@contextmanager
+def killed_at(where: type, name: str, call: int = 1) -> Iterator[None]:
+    """Holds that a run ends before a call of a function."""
+
+    def end() -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as patched, pytest.raises(Killed):
+        patched.setattr(where, name, ending_at(call, getattr(where, name), end))
+        yield
+
+
+def fail_in(
+    patched: pytest.MonkeyPatch, exchange: str, *sites: str, round_: int | None = None, handler: str = ""
+) -> None:
+    """Lets an exchange of a masked sum fail at some sites, in all sums or in some."""
+    answer = getattr(SumClient, exchange)
+
+    def fails(client: SumClient, *said: Any) -> Any:
+        asked = client._name
+        if client._site in sites and round_ in {None, asked.round} and handler in {"", asked.handler}:
+            raise OSError(28, "No space left on device")
+        return answer(client, *said)
+
+    patched.setattr(SumClient, exchange, fails)
+
+
+def sums(events: Iterable[Mapping[str, Any]]) -> list[Any]:
+    """What rounds say of their masked sums."""
+    return [event["secure_aggregation"] for event in events]

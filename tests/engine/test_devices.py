@@ -40,6 +40,7 @@ FEW = (
 ONCE = (*FEW, "data.synthetic.notes=24")
 BRIEF = ("data.synthetic.notes=6", "federation.floors=false")
 LORA = "adapter={kind: lora, rank: 2}"
+WIDE, NARROW = (f"adapter={{kind: bottleneck, width: {width}}}" for width in (32, 8))
 
 
 class StoppedError(Exception):
@@ -62,14 +63,10 @@ def test_clients_get_devices_by_their_shares(shares: list[float], count: int, se
     assert assign(dict(reversed(named.items())), clients, Seed(seed)) == given
 
 
-def test_who_has_which_device_depends_on_the_seed() -> None:
-    clients = [f"client {index}" for index in range(30)]
-    one, other = (assign({"tx2": 1.0, "nx": 1.0}, clients, Seed(seed)) for seed in (0, 1))
-    assert one != other
-
-
 def test_draws_are_those_of_client_and_round_and_nothing_else() -> None:
     clients = [f"client {index}" for index in range(50)]
+    one, other = (assign({"tx2": 1.0, "nx": 1.0}, clients, Seed(seed)) for seed in (0, 1))
+    assert one != other
     fleet, again = (Fleet(DeviceSettings(), clients, Seed(3)) for _ in range(2))
     drawn = {(client, number): fleet.device(client, number) for client in clients for number in (1, 2)}
     for client, number in reversed(drawn):
@@ -132,9 +129,9 @@ def test_emulation_changes_no_number_of_the_run_and_its_absence_is_null(run_once
     plain, emulated = run_once(), run_once("devices={}")
     assert_same_tensors(plain.state.tensors, emulated.state.tensors)
     assert plain.summary["metrics"] == emulated.summary["metrics"]
-    assert plain.summary["time"]["simulated_seconds"] is plain.summary["energy_joules"] is None
+    absent = (plain.summary["time"]["simulated_seconds"], plain.summary["memory"]["device_mean_bytes"])
+    assert {*absent, plain.summary["energy_joules"]} == {None}
     assert "flops" not in plain.of("client")[0]
-    assert plain.summary["memory"]["device_mean_bytes"] is None
     (start,) = emulated.of("run")
     assert sorted(start["devices"].values()) == ["agx", "nx", "tx2"]
 
@@ -246,15 +243,9 @@ def test_a_device_of_a_lower_rank_computes_at_that_rank(run_tiny: RunTiny, run_o
 
 @pytest.mark.slow
 def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_once: RunTiny) -> None:
-    grown, narrow = (
+    grown, narrow, deep = (
         flops_of(run_once(f"method={{name: fedadaopt, depth: {depth}}}", adapter, *ONCE))
-        for depth, adapter in (
-            (0, "adapter={kind: bottleneck, width: 32}"),
-            (0, "adapter={kind: bottleneck, width: 8}"),
-        )
-    )
-    deep = flops_of(
-        run_once("method={name: fedadaopt, depth: 3}", "adapter={kind: bottleneck, width: 8}", *ONCE)
+        for depth, adapter in ((0, WIDE), (0, NARROW), (3, NARROW))
     )
     assert grown == narrow
     assert all(narrow[client] < 0.6 * deep[client] for client in deep)
@@ -288,8 +279,8 @@ def test_the_memory_of_training_is_weights_gradients_states_and_activations(
     run_once: RunTiny, optimizer: str, copies: int
 ) -> None:
     """Of full fine-tuning every number has a gradient and the optimiser's; the rest are activations."""
-    run = run_once("method={name: fedavg}", optimizer, *FEW, "training.batch_size=1000", "training.epochs=1")
-    shorter = run_once("method={name: fedavg}", optimizer, *FEW, "training.batch_size=1", "training.epochs=1")
+    common = ("method={name: fedavg}", optimizer, *FEW, "training.epochs=1")
+    run, shorter = (run_once(*common, f"training.batch_size={size}") for size in (1000, 1))
     weights = 4 * run.summary["model"]["parameters"]
     for client, memory in memory_of(run).items():
         activations = memory - copies * weights
@@ -343,8 +334,7 @@ def test_all_that_a_client_does_in_a_round_adds_up(run_once: RunTiny, method: st
             for client, own in turns.items()
         }
         assert event["simulated_seconds"] == pytest.approx(max(taken.values()))
-        own = [turn["joules"] for turns in turns.values() for turn in turns]
-        assert event["joules"] == pytest.approx(sum(own))
+        assert event["joules"] == pytest.approx(sum(turn["joules"] for own in turns.values() for turn in own))
     first = by_round(run)[1]
     assert all(len(turns) == 2 for turns in first.values())
     assert all(sum(turn["flops"] for turn in turns) > 0 for turns in first.values())
@@ -393,14 +383,13 @@ def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
 
 
 @pytest.mark.slow
-def test_stored_states_are_paid_for_once(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    cached = run_once("devices={}", "federation.rounds=3")
-    plain = run_tiny("devices={}", "federation.rounds=3", "training.cache=off", out="plain")
-    flops: dict[str, dict[str, list[float]]] = {"cached": defaultdict(list), "plain": defaultdict(list)}
-    for name, run in (("cached", cached), ("plain", plain)):
-        for event in run.of("client"):
-            flops[name][event["client"]].append(event["flops"])
-    for client, (first, second, third) in flops["cached"].items():
+def test_stored_states_are_paid_for_once(run_once: RunTiny) -> None:
+    runs = (
+        run_once("devices={}", "federation.rounds=3", f"training.cache={cache}") for cache in ("on", "off")
+    )
+    cached, plain = ([by_round(run)[number] for number in (1, 2, 3)] for run in runs)
+    for client in cached[0]:
+        first, second, third = (own[client][0]["flops"] for own in cached)
         assert second < first
         assert second == pytest.approx(third, rel=0.05)  # another order pads differently
-        assert second < min(flops["plain"][client])
+        assert second < min(own[client][0]["flops"] for own in plain)

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import Result
-from support import TINY, Finished, assert_same_tensors, executed, problems_of, refused
+from support import TINY, Finished, assert_same_tensors, executed, refused, write_lines
+from told import assert_refused
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -49,9 +50,8 @@ def write_corpus(folder: Path, sites: dict[str, bool], copies: int = 2) -> str:
                     if related:
                         names = ("head", "tail", "label")
                         line["relations"] = [dict(zip(names, each, strict=True)) for each in relations]
-                    lines.append(json.dumps(line | {"metadata": {"split": part}}))
-        (folder / site).mkdir(parents=True)
-        (folder / site / "notes.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+                    lines.append(line | {"metadata": {"split": part}})
+        write_lines(folder / site / "notes.jsonl", lines)
     return f"data={{format: jsonl, path: {folder}}}"
 
 
@@ -79,12 +79,6 @@ def predicted(run: Finished, *arguments: object) -> str:
     return done.output
 
 
-def at_of(done: Result) -> list[tuple[str, str]]:
-    """Where each problem of a command that was refused is, and its code."""
-    assert isinstance(done.exception, ConfigurationError)
-    return problems_of(done.exception)
-
-
 def scored_as(run: Finished, gold: Path, found: Path) -> dict[str, Any]:
     """What `fedstrata score` writes of predictions on what a run is scored on."""
     file = found.with_suffix(".json")
@@ -95,12 +89,10 @@ def scored_as(run: Finished, gold: Path, found: Path) -> dict[str, Any]:
 
 
 def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_path: Path) -> None:
-    notes = learnt.folder.parent / "notes"
     for site in ("north", "south"):
-        lines = (notes / site / "notes.jsonl").read_text(encoding="utf-8").splitlines()
-        (tmp_path / "test" / site).mkdir(parents=True)
-        tested = "".join(f"{line}\n" for line in lines if '"split": "test"' in line)
-        (tmp_path / "test" / site / "notes.jsonl").write_text(tested, encoding="utf-8")
+        notes = (learnt.folder.parent / "notes" / site / "notes.jsonl").read_text().splitlines()
+        tested = (json.loads(line) for line in notes if '"split": "test"' in line)
+        write_lines(tmp_path / "test" / site / "notes.jsonl", tested)
     asked = (tmp_path / "test", "--input-format", "jsonl", "--format", "jsonl", "--keep-mentions")
     assert "ner_f1" not in predicted(learnt, *asked, "--out", tmp_path / "found")
     gold, found = (read(tmp_path / side, "jsonl") for side in ("test", "found"))
@@ -111,11 +103,10 @@ def test_modifiers_of_given_mentions_are_those_of_the_run(learnt: Finished, tmp_
     assert scores["re_lenient_f1"] > 0.0
     # Mentions are scored apart from modifiers, under the types of the run.
     predicted(learnt, *asked[:-1], "--out", tmp_path / "whole")
-    mentions = scored_as(learnt, tmp_path / "test", tmp_path / "whole")["mentions"]["scores"]
-    assert mentions.items() <= {name.removeprefix("ner_"): value for name, value in expected.items()}.items()
-    assert mentions["lenient_f1"] > 0.0
-    relations = scored_as(learnt, tmp_path / "test", tmp_path / "found")["relations"]["scores"]
-    assert relations.items() <= {name.removeprefix("re_"): value for name, value in expected.items()}.items()
+    for out, what, prefix in (("whole", "mentions", "ner_"), ("found", "relations", "re_")):
+        own = scored_as(learnt, tmp_path / "test", tmp_path / out)[what]["scores"]
+        assert own.items() <= {name.removeprefix(prefix): each for name, each in expected.items()}.items()
+        assert own["lenient_f1"] > 0.0
 
 
 @pytest.mark.slow
@@ -124,20 +115,20 @@ def test_modifiers_are_asked_for_where_there_are_mentions(
 ) -> None:
     (tmp_path / "note.txt").write_text("Denies fever.", encoding="utf-8")
     done = predict(learnt, tmp_path / "note.txt", "--keep-mentions")
-    assert at_of(done) == [("--input-format", "not_supported")]
+    assert_refused(done.exception, ConfigurationError, "not_supported", at="--input-format")
     data = write_corpus(tmp_path / "notes", {"north": True})
     only = run_tiny(*EXTRACT, data, "task.tasks=[re]", "federation.rounds=0", out="only")
     done = predict(only, tmp_path / "note.txt")
-    assert at_of(done) == [("--input-format", "not_supported")]
+    assert_refused(done.exception, ConfigurationError, "not_supported", at="--input-format")
     mentions = run_tiny(*EXTRACT, data, "task.tasks=[ner]", "federation.rounds=0", out="mentions")
     done = predict(mentions, tmp_path / "note.txt", "--keep-mentions")
-    assert at_of(done) == [("--keep-mentions", "not_supported")]
+    assert_refused(done.exception, ConfigurationError, "not_supported", at="--keep-mentions")
     predicted(mentions, tmp_path / "note.txt", "--format", "i2b2", "--out", tmp_path / "i2b2")
     assert (tmp_path / "i2b2" / "note.con").is_file()  # which has no place for modifiers
     notes = (tmp_path / "notes", "--input-format", "jsonl")
     done = predict(only, *notes, "--format", "i2b2")
-    assert at_of(done) == [("--format", "not_supported")]
-    assert all(name in str(done.exception) for name in ("extract", "brat, jsonl", "'i2b2'"))
+    values = ["extract", "brat, jsonl", "'i2b2'"]
+    assert_refused(done.exception, ConfigurationError, "not_supported", at="--format", values=values)
 
 
 @pytest.mark.slow
@@ -167,30 +158,19 @@ def test_documents_of_the_server_without_any_instruction_are_told(run_tiny: Any,
         run_tiny(*EXTRACT, data, *PLUS, *asked)
 
 
-def test_a_tokenizer_of_words_is_told_before_anything_starts(run_tiny: Any, tmp_path: Path) -> None:
-    data = write_corpus(tmp_path / "notes", {"north": True})
-    with refused(ConfigurationError, "not_supported", at="model.tokenizer"):
-        run_tiny(*EXTRACT, data, "model.tokenizer={train: words}")
-
-
 def test_a_model_that_knows_its_sentences_finds_everything_in_runs_and_predictions(
     learnt: Finished, tmp_path: Path
 ) -> None:
     scores = learnt.summary["metrics"]["global"]
     assert scores["f1"] == scores["ner_f1"] == scores["re_f1"] == 1.0
     assert scores["unaligned_left_out"] == scores["unfinished_left_out"] == 0.0
-    texts = tmp_path / "texts"
-    texts.mkdir()
-    (texts / "one.txt").write_text("Denies fever.\nSevere chest pain.", encoding="utf-8")
-    predicted(learnt, texts, "--out", tmp_path / "found")
-    lines = (tmp_path / "found" / "one.ann").read_text(encoding="utf-8").splitlines()
-    assert sorted(line.split("\t", 1)[1] for line in lines if line.startswith("T")) == [
-        "negation 0 6\tDenies",
-        "problem 21 31\tchest pain",
-        "problem 7 12\tfever",
-        "severity 14 20\tSevere",
-    ]
-    assert len([line for line in lines if line.startswith("R")]) == 2
+    (tmp_path / "one.txt").write_text("Denies fever.\nSevere chest pain.", encoding="utf-8")
+    predicted(learnt, tmp_path / "one.txt", "--out", tmp_path / "found")
+    (found,) = read(tmp_path / "found", "brat")
+    assert [(span.label, found.text[span.start : span.end]) for span in found.spans] == [
+        ("negation", "Denies"), ("problem", "fever"), ("severity", "Severe"), ("problem", "chest pain"),
+    ]  # fmt: skip
+    assert len(found.relations) == 2
 
 
 @pytest.mark.slow
@@ -280,4 +260,6 @@ def test_what_cannot_be_extracted_is_told_before_anything_starts(run_tiny: Any, 
         run_tiny(*EXTRACT, data)
     names = ["extract", "lora", "bottleneck"]
     with refused(ConfigurationError, "not_supported", at="adapter.kind", values=names):
-        run_tiny(*EXTRACT, data, "task.tasks=[ner]", "adapter={kind: prefix}", "method={name: fedavg}")
+        run_tiny(*EXTRACT, data, "task.tasks=[ner]", "adapter={kind: prefix}")
+    with refused(ConfigurationError, "not_supported", at="model.tokenizer"):
+        run_tiny(*EXTRACT, data, "task.tasks=[ner]", "model.tokenizer={train: words}")

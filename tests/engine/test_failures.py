@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from support import TINY, RunTiny, assert_same_tensors, finished, problems_of, silent
+from support import TINY, RunTiny, assert_same_tensors, finished, problems_of, refused, silent, watch_training
 
 from fedstrata.client.failures import is_client_failure, release_memory
-from fedstrata.client.store import ClientStore
+from fedstrata.core.client import Client
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import ClientInfo, Message, Plan, State, Update
+from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.display.run import Display
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
@@ -45,17 +45,14 @@ def with_failures(
     experiment = prepare(read_source(None, [*TINY, *overrides]))
     turns: list[str] = []
 
-    class Failing(type(experiment.method)):
-        def train(self, plan: Plan, client, rng: Seed) -> Update:
-            turns.append(client.id)
-            update = super().train(plan, client, rng)
-            fail(turns.count(client.id), client.id)
-            if seen is not None:
-                kept = {name: tensor.clone() for name, tensor in update.tensors.items()}
-                seen.append((client.id, replace(update, tensors=kept)))
-            return update
+    def after(plan: Plan, client: Client, update: Update) -> None:
+        turns.append(client.id)
+        fail(turns.count(client.id), client.id)
+        if seen is not None:
+            kept = {name: tensor.clone() for name, tensor in update.tensors.items()}
+            seen.append((client.id, replace(update, tensors=kept)))
 
-    object.__setattr__(experiment, "method", Failing(**dict(experiment.method)))
+    watch_training(experiment, after)
     folder.mkdir(exist_ok=True)
     return Run(experiment, folder, listen, LocalEngine)
 
@@ -112,6 +109,7 @@ def test_a_round_goes_on_without_a_client_that_failed(tmp_path: Path) -> None:
     assert round_["exchanges"]["site-2"] == {"bytes_up": 0, "bytes_down": event["bytes_down"]}
     assert event["bytes_down"] > 0
     losses = {client: (update.values["loss"], update.weight) for client, update in seen}
+    assert {own["client"]: (own["loss"], own["examples"]) for own in run.of("client")} == losses
     assert round_["loss"] == pytest.approx(sum(loss * weight for loss, weight in losses.values()) / total)
     assert run.summary["failures"] == {"clients": {"site-2": 1}, "abandoned_rounds": 0}
     sent = run.summary["communication"]
@@ -145,13 +143,10 @@ def test_too_few_clients_stop_the_run_and_it_can_go_on(
             obstacle.rename(tmp_path / "aside")
             obstacle.write_text("")
 
-    with pytest.raises(ClientsLostError) as stopped:
+    values = ["round 2", "1 of 3", "site-2", "FileExistsError", obstacle]
+    ways_out = [f"--resume --out {tmp_path / 'broken'}", "federation.min_clients=2"]
+    with refused(ClientsLostError, "clients_lost", values=values + ways_out) as stopped:
         run_tiny(LOCAL_HEAD, *FEW, out="broken", listen=listen)
-    message = str(stopped.value)
-    assert stopped.value.code == "clients_lost"
-    assert all(told in message for told in ("round 2", "1 of 3", "site-2", "FileExistsError", str(obstacle)))
-    assert f"--resume --out {tmp_path / 'broken'}" in message
-    assert "federation.min_clients=2" in message
     assert isinstance(stopped.value.__cause__, FileExistsError)
     obstacle.unlink()
     (tmp_path / "aside").rename(obstacle)
@@ -302,41 +297,21 @@ def test_a_client_that_is_lost_is_not_asked_again_in_the_round(tmp_path: Path) -
     assert [client for handler, client in calls if handler == "train"] == ["site-1", "site-2"]
 
 
-# ---- what a user sees ----------------------------------------------------------------------------------
 def test_more_clients_than_a_round_has_are_a_problem_of_the_configuration() -> None:
-    overrides = [
-        "federation.sample=0.67",
-        "federation.min_clients=3",
-        "method={name: layer_skipping, top: 9}",
-    ]
-    with pytest.raises(ConfigurationError) as refused:
-        prepare(read_source(None, [*TINY, *overrides]))
-    at_most, *_ = [each for each in refused.value.problems if each.path == "federation.min_clients"]
-    assert (at_most.code, at_most.origin) == ("out_of_range", "the command line")
-    assert all(number in at_most.message for number in ("at most 2", "3 clients", "0.67"))
-    assert ("method.top", "out_of_range") in problems_of(refused.value)  # with every other problem
+    few, values = ("federation.sample=0.67", "federation.min_clients=3"), ["at most 2", "3 clients", "0.67"]
+    with refused(ConfigurationError, "out_of_range", at="federation.min_clients", values=values) as caught:
+        prepare(read_source(None, [*TINY, *few, "method={name: layer_skipping, top: 9}"]))
+    assert ("method.top", "out_of_range") in problems_of(caught.value)  # with every other problem
 
 
 def test_failures_are_shown(run_tiny: RunTiny, tmp_path: Path) -> None:
     out = StringIO()
     display = Display(Console(file=out, width=200))
-    overrides = ["federation.min_clients=1", "federation.rounds=2", *FEW]
-    opened = with_failures(tmp_path / "failing", diverge((1, "site-3")), *overrides, listen=display)
-    display.show(opened.execute(), opened.folder, personal=False)
-    text = out.getvalue()
-    assert re.search(r"\bsite-3\b.*\bTrainingError\b.*\bsite-3\b", text)
-    assert "1 of 3" in text
-    assert re.search(r"\b1 update\b.*\b1\b.*\bsite-3; 0 of 2\b", text)
-    out.truncate(0)
     run = run_tiny("federation.rounds=1", *FEW, listen=display)
     display.show(run.summary, run.folder, personal=False)
     assert "lost" not in out.getvalue()
-
-
-def test_a_version_that_is_discarded_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    for number in (1, 2):
-        ClientStore(tmp_path, number).write(Message({"head": torch.full((2,), float(number))}))
-    ClientStore(tmp_path, 2).discard()
-    ClientStore(tmp_path, 2).discard()  # nothing there any more
-    assert ClientStore(tmp_path, 3).read().tensors["head"][0] == 1.0
-    ClientStore(tmp_path / "nobody", 1).discard()
+    overrides = ["federation.min_clients=1", "federation.rounds=2", *FEW]
+    opened = with_failures(tmp_path / "failing", diverge((1, "site-3")), *overrides, listen=display)
+    display.show(opened.execute(), opened.folder, personal=False)
+    assert re.search(r"\bsite-3\b.*\bTrainingError\b.*\bsite-3\b", out.getvalue())
+    assert re.search(r"\b1 update\b.*\b1\b.*\bsite-3; 0 of 2\b", out.getvalue())

@@ -12,6 +12,12 @@ MORE = "data.synthetic.notes=24"
 """Documents enough that draws of them differ."""
 
 
+def interval_of(summary: Any, column: str) -> tuple[float, float]:
+    low, high = (score_of(summary, f"{end}.{column}") for end in ("low", "high"))
+    assert low is not None and high is not None
+    return low, high
+
+
 def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any, run_once: Any) -> None:
     plain = run_once("federation.rounds=0")  # untrained, it finds a little by chance
     draws = "federation.bootstrap={instances: null, resamples: 20}"
@@ -31,16 +37,10 @@ def test_intervals_hold_their_scores_and_change_nothing_else(run_tiny: Any, run_
 
 
 def test_ends_of_intervals_and_held_out_sites_are_columns(run_once: Any) -> None:
-    settings = (
-        "federation.rounds=0",
-        "federation.bootstrap={resamples: 100}",
-        "data.split.test_sites=[site-2]",
-        MORE,
-    )
-    summary = run_once(*settings).summary
+    draws = "federation.bootstrap={resamples: 100}"
+    summary = run_once("federation.rounds=0", draws, "data.split.test_sites=[site-2]", MORE).summary
     for column in ("mean_client.f1", "external.site-2.f1"):
-        low, high = score_of(summary, f"low.{column}"), score_of(summary, f"high.{column}")
-        assert low is not None and high is not None
+        low, high = interval_of(summary, column)
         assert 0.0 <= low < high <= 1.0
     metrics = summary["metrics"]
     assert score_of(summary, "low.f1") == metrics["intervals"]["f1"][0]
@@ -69,8 +69,7 @@ def test_models_of_their_own_have_intervals_too(run_once: Any, everywhere: bool)
     summary = run_once(*settings).summary
     shown = ["mean_client.f1", *(["f1", "external.site-2.f1"] if everywhere else [])]
     for column in shown:
-        low, high = score_of(summary, f"low.{column}"), score_of(summary, f"high.{column}")
-        assert low is not None and high is not None
+        low, high = interval_of(summary, column)
         assert low <= score_of(summary, column) <= high
         assert low < high
     assert bool(summary["metrics"]["intervals"]) == everywhere

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import re
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.settings.source import read_source
+from fedstrata.data.readers import read
 from fedstrata.planning.plan import make_plan
 from fedstrata.results.export import export
 from fedstrata.results.predict import check_output, open_inputs, predict_files
@@ -54,8 +53,8 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, *overrides: str, resume: bool = False, report: bool = False) -> Finished:
-    return executed(folder, overrides, resume=resume, report=report)
+def run(folder: Path, *overrides: str, **how: bool) -> Finished:
+    return executed(folder, overrides, **how)
 
 
 def base(texts: Path, *overrides: str) -> tuple[str, ...]:
@@ -68,39 +67,21 @@ def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return run(tmp_path_factory.mktemp("whole") / "run", *base(texts))
 
 
-# Every model with its method; with those of the others only in the slow tests.
-FROM_SCRATCH = {
-    "gpt2": (GPT2, "{name: layer_skipping, top: 1}"),
-    "openai-gpt": (PLAIN, "{name: fedavg}"),
-    "llama": (UNTIED, "{name: fedprox, mu: 0.1}"),
-}
-
-
-def marks_of(model: str, method: str) -> list[pytest.MarkDecorator]:
-    """Each model by its own method, and no more than one of another; the first is fast."""
-    names = [*FROM_SCRATCH]
-    if model == method == names[0]:
-        return []
-    return [pytest.mark.slow] if model == method else [pytest.mark.slow, pytest.mark.weekly]
-
-
 @pytest.mark.parametrize(
     ("model", "method"),
     [
-        pytest.param(model, method, id=f"{name}, method of {other}", marks=marks_of(name, other))
-        for name, (model, _) in FROM_SCRATCH.items()
-        for other, (_, method) in FROM_SCRATCH.items()
+        (GPT2, "{name: layer_skipping, top: 1}"),
+        pytest.param(PLAIN, "{name: fedavg}", marks=pytest.mark.slow),
+        pytest.param(UNTIED, "{name: fedprox, mu: 0.1}", marks=pytest.mark.slow),
     ],
+    ids=["gpt2", "openai-gpt", "llama"],
 )
 def test_models_from_scratch_learn_to_predict(texts: Path, tmp_path: Path, model: str, method: str) -> None:
     done = run(tmp_path / "run", *base(texts, model, f"method={method}", "federation.rounds=3"))
     scores = [event["global"] for event in done.of("round")]
     assert scores[-1]["perplexity"] < scores[0]["perplexity"]
-    (architecture,) = re.findall(r"model_type: ([\w-]+)", model)
-    assert done.summary["model"]["name"] == f"{architecture} with random weights"
     assert scores[-1]["perplexity"] == pytest.approx(math.exp(scores[-1]["loss"]))
-    summary = done.summary
-    assert summary["metrics"]["best"] == {"perplexity": scores[-1]["perplexity"], "round": 3}
+    assert done.summary["metrics"]["best"] == {"perplexity": scores[-1]["perplexity"], "round": 3}
     assert done.of("run")[0]["lower_is_better"] == ["bits_per_byte", "loss", "perplexity"]
     loaded = AutoModelForCausalLM.from_pretrained(done.folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(done.folder / "model")
@@ -111,20 +92,13 @@ def test_after_full_rounds_a_run_fine_tunes_the_model_of_another(
     whole: Finished, texts: Path, tmp_path: Path
 ) -> None:
     """Two commands: the second starts where the first ended, with its tokenizer."""
-    first = whole
     other = [item for item in base(texts) if not item.startswith("model.")]
-    tuned = run(
-        tmp_path / "second",
-        *other,
-        f"model.name={first.folder / 'model'}",
-        "federation.rounds=1",
-        "training.learning_rate=1e-9",
-        "method={name: layer_skipping, top: 1}",
-    )
-    before, after = (done.summary["metrics"]["global"]["perplexity"] for done in (first, tuned))
+    top = ("method={name: layer_skipping, top: 1}", "training.learning_rate=1e-9", "federation.rounds=1")
+    tuned = run(tmp_path / "second", *other, f"model.name={whole.folder / 'model'}", *top)
+    before, after = (done.summary["metrics"]["global"]["perplexity"] for done in (whole, tuned))
     assert after == pytest.approx(before, rel=1e-4)
-    name = "tokenizer.json"
-    assert (tuned.folder / "model" / name).read_bytes() == (first.folder / "model" / name).read_bytes()
+    one, other = (own.folder / "model" / "tokenizer.json" for own in (whole, tuned))
+    assert one.read_bytes() == other.read_bytes()
 
 
 def test_a_resumed_run_has_the_tokenizer_it_began_with(whole: Finished, texts: Path, tmp_path: Path) -> None:
@@ -157,9 +131,7 @@ def test_clients_own_models_are_scored_without_a_trace(texts: Path, tmp_path: Pa
     assert [event["trained"] for event in plain.of("round")] == [None] * 3
     assert plain.summary["metrics"]["trained"] is None
     first, second, third = (event["trained"] for event in scored.of("round"))
-    assert first is None
-    assert second.keys() == {"validation"}
-    assert third.keys() == {"validation", "test"}
+    assert (first, set(second), set(third)) == (None, {"validation"}, {"validation", "test"})
     own = third["test"]["clients"]
     assert own.keys() == {"north", "south"}
     assert own["north"] != own["south"]
@@ -182,11 +154,9 @@ def test_a_model_that_a_client_distorts_is_no_clients_own(texts: Path, tmp_path:
         tmp_path / "run", *base(texts, robust, corrupt), "partition={by: tokens, clients: 4}",
         "federation.score_clients=true", "federation.rounds=1",
     )  # fmt: skip
-    start = done.of("run")[0]
-    honest = {name for name, parts in start["clients"].items() if parts["train"]} - set(
-        start["corrupt"]["clients"]
-    )
-    (event,) = done.of("round")
+    (start,), (event,) = done.of("run"), done.of("round")
+    honest = {name for name, parts in start["clients"].items() if parts["train"]}
+    honest -= set(start["corrupt"]["clients"])
     assert event["trained"]["test"]["clients"].keys() == honest
     assert len(honest) == 3
 
@@ -217,8 +187,7 @@ def test_prediction_is_each_documents_own_perplexity(whole: Finished, texts: Pat
     result = open_result(whole.folder)
     inputs = open_inputs(texts, "text", check_output(result.task, None), result.settings.data)
     outcome = predict_files(result, inputs, tmp_path / "out", "jsonl", lambda count: None)
-    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
-    facts = [json.loads(line)["metadata"] for line in lines]
+    facts = [own.metadata for own in read(tmp_path / "out" / "predictions.jsonl", "jsonl")]
     assert len(facts) == outcome.documents == 24
     total, tokens = (sum(float(own[key]) for own in facts) for key in ("nats", "tokens"))
     assert outcome.scores is not None
@@ -235,7 +204,6 @@ def test_an_exported_model_goes_on_with_a_text(whole: Finished, tmp_path: Path) 
     card = (tmp_path / "out" / "README.md").read_text()
     assert "pipeline_tag: text-generation" in card
     assert "| perplexity | " in card
-    assert "vocabulary shows which words occur" in card
     kept = AutoModelForCausalLM.from_pretrained(tmp_path / "out").generation_config
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     assert (kept.eos_token_id, kept.pad_token_id) == (tokenizer.eos_token_id, tokenizer.pad_token_id)
@@ -265,10 +233,8 @@ def test_the_shape_of_a_model_may_come_from_a_folder_and_the_tokens_from_the_tex
 
 
 def test_bytes_spell_every_text(texts: Path, tmp_path: Path) -> None:
-    done = run(
-        tmp_path / "run",
-        *base(texts, "model.tokenizer={train: bytes, vocabulary: 300}", "federation.rounds=1"),
-    )
+    own = "model.tokenizer={train: bytes, vocabulary: 300}"
+    done = run(tmp_path / "run", *base(texts, own, "federation.rounds=1"))
     tokenizer = AutoTokenizer.from_pretrained(done.folder / "model")
     text = "Naïve 体温 38.5 °C\n😀 no fever"
     assert tokenizer.decode(tokenizer(text)["input_ids"]) == text

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from deaths import SECURE, SITES, sums
 from support import RunTiny, refused
 from torch import Tensor
 
@@ -21,55 +22,36 @@ from fedstrata.privacy.secure_sum.messages import Roster, SentShares
 from fedstrata.privacy.secure_sum.quantization import count_elements
 from fedstrata.privacy.secure_sum.refusals import UnusableSum
 
-SECURE = (
-    "privacy.secure_aggregation=true",
-    "method={name: layer_skipping, top: 1}",
-    "data.synthetic.sites=4",
-    "data.synthetic.notes=8",
-    "federation.min_clients=1",
-    "federation.floors=false",
-    "threads=1",
-)
 FEW = "data.synthetic.notes=6"
-SITES = ("site-1", "site-2", "site-3", "site-4")
 
 
-def spoilt(entries: Any, **changed: Any) -> Any:
-    return tuple(each.model_copy(update=changed) for each in entries)
+def say(**changed: Any) -> Callable[[Any], Any]:
+    """Returns what changes values of a message; those that are functions are called with what it says."""
+    return lambda said: said.model_copy(
+        update={name: each(said) if callable(each) else each for name, each in changed.items()}
+    )
 
 
+def spoil(name: str, *, most: int | None = None, **changed: Any) -> Callable[[Any], Any]:
+    """Returns what changes all entries of a list, of which so many stay."""
+    return say(**{name: lambda said: tuple(say(**changed)(each) for each in getattr(said, name)[:most])})
+
+
+ALL_OTHERS = (SITES[0], SITES[2], SITES[3])
 LIES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
-    "forged keys": ("keys", lambda said: said.model_copy(update={"signature": "00" * 64})),
-    "weak keys": ("keys", lambda said: said.model_copy(update={"mask_key": "00" * 32})),
-    "too few shares": ("shares", lambda said: said.model_copy(update={"shares": said.shares[:-1]})),
-    "garbled shares": (
-        "shares",
-        lambda said: said.model_copy(update={"shares": spoilt(said.shares, sealed="00" * 92)}),
-    ),
-    "another model": ("shares", lambda said: said.model_copy(update={"context": "00" * 32})),
-    "false accusations": (
-        "shares",
-        lambda said: said.model_copy(update={"shares": (), "distrusted": (SITES[0], SITES[2], SITES[3])}),
-    ),
-    "invented accusations": (
-        "shares",
-        lambda said: said.model_copy(update={"shares": (), "distrusted": ("nobody",)}),
-    ),
-    "unopened shares": (
-        "receive",
-        lambda said: said.model_copy(update={"unopened": ("nobody", SITES[0], SITES[2], SITES[3])}),
-    ),
-    "another transcript": ("sign", lambda said: said.model_copy(update={"transcript": "00" * 32})),
-    "a forged signature": ("sign", lambda said: said.model_copy(update={"signature": "00" * 64})),
-    "nothing signed": ("sign", lambda said: said.model_copy(update={"site": SITES[0]})),
-    "false shares released": (
-        "unmask",
-        lambda said: said.model_copy(update={"self_masks": spoilt(said.self_masks, share="00" * 32)}),
-    ),
-    "strangers' shares released": (
-        "unmask",
-        lambda said: said.model_copy(update={"self_masks": spoilt(said.self_masks[:1], site="nobody")}),
-    ),
+    "forged keys": ("keys", say(signature="00" * 64)),
+    "weak keys": ("keys", say(mask_key="00" * 32)),
+    "too few shares": ("shares", say(shares=lambda said: said.shares[:-1])),
+    "garbled shares": ("shares", spoil("shares", sealed="00" * 92)),
+    "another model": ("shares", say(context="00" * 32)),
+    "false accusations": ("shares", say(shares=(), distrusted=ALL_OTHERS)),
+    "invented accusations": ("shares", say(shares=(), distrusted=("nobody",))),
+    "unopened shares": ("receive", say(unopened=("nobody", *ALL_OTHERS))),
+    "another transcript": ("sign", say(transcript="00" * 32)),
+    "a forged signature": ("sign", say(signature="00" * 64)),
+    "nothing signed": ("sign", say(site=SITES[0])),
+    "false shares released": ("unmask", spoil("self_masks", share="00" * 32)),
+    "strangers' shares released": ("unmask", spoil("self_masks", most=1, site="nobody")),
 }
 COUNTS_STILL = {"unopened shares", "another transcript", "a forged signature", "nothing signed"} | {
     case for case, (exchange, _) in LIES.items() if exchange == "unmask"
@@ -101,10 +83,9 @@ def test_a_client_that_lies_costs_the_others_nothing(
     run = run_tiny(
         *SECURE, FEW, f"federation={{rounds: {last}, evaluate_every: {last}, min_clients: 1, floors: false}}"
     )
-    others = [site for site in SITES if site != "site-2"]
-    for case, event in zip(cases, run.of("round"), strict=True):
-        assert event["secure_aggregation"]["refused"] is None, case
-        assert event["secure_aggregation"]["survivors"] == (others if case in out else list(SITES)), case
+    for case, found in zip(cases, sums(run.of("round")), strict=True):
+        assert found["refused"] is None, case
+        assert found["survivors"] == list(ALL_OTHERS if case in out else SITES), case
     assert {event["client"] for event in run.of("client_failed")} <= {"site-2"}
 
 
@@ -131,8 +112,7 @@ def test_a_client_that_deals_false_shares_stops_the_run_and_is_in_no_more_sums(
         run_tiny("federation.min_clients=2", resume=True)
     monkeypatch.setattr(LocalEngine, "__init__", allowing("site-2"))
     run = run_tiny("federation.min_clients=1", resume=True)
-    found = [event["secure_aggregation"]["survivors"] for event in run.of("round")]
-    assert found == [["site-1", "site-3", "site-4"]] * 2
+    assert [found["survivors"] for found in sums(run.of("round"))] == [list(ALL_OTHERS)] * 2
 
 
 def allowing(site: str) -> Callable[..., None]:
@@ -159,7 +139,7 @@ def test_a_false_count_of_cut_values_costs_a_bounded_range_and_no_round(
     lies = [False, False, False, True] * 4
     monkeypatch.setattr(SummedUpdate, "elements", lying)
     run = run_tiny(*SECURE, FEW, "federation.rounds=4", "federation.evaluate_every=4")
-    found = [event["secure_aggregation"] for event in run.of("round")]
+    found = sums(run.of("round"))
     assert [each["refused"] for each in found] == [None] * 4
     widened = [each["range"] for each in found]
     if false == 10**6:
@@ -186,4 +166,4 @@ def test_a_false_weight_stops_the_run_with_one_message(
     with pytest.raises(UnusableSum):
         run_tiny(*SECURE, FEW, "federation.rounds=1")
     run = run_tiny(resume=True)
-    assert [event["secure_aggregation"]["survivors"] for event in run.of("round")] == [list(SITES)]
+    assert [found["survivors"] for found in sums(run.of("round"))] == [list(SITES)]

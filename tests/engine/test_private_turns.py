@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deaths import Killed
 from private_client import JOINT, PRIVATE
-from support import TINY, RunTiny, refused
+from support import TINY, RunTiny, refused, silent
 
 from fedstrata.client import turn
 from fedstrata.client.releases import Release, ReleaseRecord
@@ -30,6 +30,7 @@ from fedstrata.privacy.accounting import Mechanism, epsilon_of, sigma_for
 from fedstrata.privacy.clipping import UnitGradients
 from fedstrata.privacy.randomness import SecureRandomness, SeededRandomness
 from fedstrata.wire import frame
+from fedstrata.wire.frame import Frame
 
 METHOD = "method={name: layer_skipping, top: 1}"
 TURN = (1, "train", 1)
@@ -47,9 +48,7 @@ def test_an_update_has_noised_tensors_and_declared_numbers_alone(
             seeds.append(seed)
             super().__init__(seed)
 
-    monkeypatch.setattr(
-        turn.frame, "encode", lambda one: (sent.append(one), encode(one))[1]
-    )  # updates, and no plan: those are encoded by the engine
+    monkeypatch.setattr(turn.frame, "encode", lambda one: (sent.append(one), encode(one))[1])
     monkeypatch.setattr(randomness, "SeededRandomness", Told)
     run = run_tiny(*PRIVATE, METHOD, "federation.floors=false")
     updates = list({id(one): one for one in sent if isinstance(one, Update)}.values())  # kept, and sent
@@ -83,9 +82,15 @@ def test_sigma_is_solved_for_the_site_with_the_fewest_units() -> None:
     assert privacy.sigma == sigma_for(5.0, 0.01, 2 / 5, 3 * 4)
 
 
+def engine_of(folder: Path, *overrides: str) -> tuple[LocalEngine, Frame]:
+    """Returns an engine of a private run, and the plan of its first round."""
+    experiment = prepare(read_source(None, [*TINY, *overrides, METHOD]))
+    plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
+    return LocalEngine(experiment, folder, silent), plan
+
+
 def test_a_server_is_told_of_declared_units() -> None:
-    experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD]))
-    engine = LocalEngine(experiment, Path("nowhere"), lambda event, facts: None)
+    engine, _ = engine_of(Path("nowhere"), *PRIVATE)
     assert [engine.info(client).examples for client in engine.clients()] == [8, 8, 8]
 
 
@@ -182,26 +187,18 @@ def test_a_finished_turn_is_answered_with_what_was_sent_and_no_other_is(tmp_path
     assert record(tmp_path).turns_begun == 1
 
 
-class Killed(BaseException):
-    """What no turn catches."""
-
-
 @pytest.mark.parametrize("noise", ["seeded", "secure"])
 def test_a_repeated_order_is_one_release_and_a_killed_one_is_spent(
     noise: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, f"privacy.noise={noise}"]))
-    engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
-    state = experiment.method.start(experiment.model)
-    order = Order("site-1", 1, "train", 1, frame.encode(Plan(state.tensors)))
+    engine, plan = engine_of(tmp_path, *PRIVATE, f"privacy.noise={noise}")
 
-    def answered(order: Order) -> bytes:
-        done = engine.compute(order)
+    def answered(number: int) -> bytes:
+        done = engine.compute(Order("site-1", number, "train", 1, plan))
         assert isinstance(done, Done)
         return b"".join(bytes(piece) for piece in done.update.buffers())
 
-    first = answered(order)
-    assert answered(order) == first
+    assert answered(1) == answered(1)
     assert engine.turns_begun("site-1") == 1
 
     def killed(*_: Any, **__: Any) -> Any:
@@ -210,20 +207,18 @@ def test_a_repeated_order_is_one_release_and_a_killed_one_is_spent(
     with monkeypatch.context() as patched:
         patched.setattr(UnitGradients, "gradients", killed)
         with pytest.raises(Killed):
-            engine.compute(Order("site-1", 2, "train", 1, order.plan))
+            answered(2)
     assert engine.turns_begun("site-1") == 2
-    answered(Order("site-1", 2, "train", 1, order.plan))
+    answered(2)
     assert engine.turns_begun("site-1") == 3
-    answered(Order("site-1", 3, "train", 1, order.plan))
+    answered(3)
     with pytest.raises(BudgetSpentError):  # two rounds, two spare turns
-        answered(Order("site-1", 4, "train", 1, order.plan))
+        answered(4)
 
 
 def test_a_share_of_joint_noise_is_never_kept_to_be_sent_again(tmp_path: Path) -> None:
     """It was drawn for one roster: under the masks of another it would be too small."""
-    experiment = prepare(read_source(None, [*TINY, *JOINT, METHOD]))
-    engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
-    plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
+    engine, plan = engine_of(tmp_path, *JOINT)
     assert all(isinstance(engine.compute(Order("site-1", 1, "train", 1, plan)), Done) for _ in range(2))
     assert engine.turns_begun("site-1") == 2
     assert not list(tmp_path.rglob("release-*"))
@@ -234,11 +229,9 @@ def test_secure_turns_have_keys_of_their_own(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(
         randomness, "SecureRandomness", lambda: (made.append(SecureRandomness()), made[-1])[1]
     )
-    experiment = prepare(read_source(None, [*TINY, *PRIVATE, METHOD, "privacy.noise=secure"]))
-    engine = LocalEngine(experiment, tmp_path, lambda event, facts: None)
-    plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
-    orders: Sequence[Order] = [Order("site-1", number, "train", 1, plan) for number in (1, 2)]
-    assert all(isinstance(engine.compute(order), Done) for order in orders)
+    engine, plan = engine_of(tmp_path, *PRIVATE, "privacy.noise=secure")
+    for number in (1, 2):
+        assert isinstance(engine.compute(Order("site-1", number, "train", 1, plan)), Done)
     assert len(set(map(id, made))) == 2
     noise = torch.stack([own.normal(10_000) for own in made])
     assert abs(float(torch.corrcoef(noise)[0, 1])) < 0.06

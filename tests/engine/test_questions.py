@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import assert_same_tensors, problems_of, refused
+from support import assert_same_tensors, refused, write_lines
+from told import assert_refused
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
@@ -57,18 +57,22 @@ DIALOGUES = [
 
 def write_questions(folder: Path, task: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """Writes the same questions as every split of two sites; returns the override that reads them."""
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
     for site in ("north", "south"):
         for split in ("train", "val", "test"):
-            path = folder / site / f"{task}_{split}.jsonl"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(lines, encoding="utf-8")
+            write_lines(folder / site / f"{task}_{split}.jsonl", rows)
     return f"data={{format: superglue, path: {folder}}}"
 
 
 def predict(run: Path, source: Path, out: Path, form: str) -> Any:
     arguments = ["predict", str(run), str(source), "--out", str(out), "--input-format", form]
     return CliRunner().invoke(app, arguments)
+
+
+def predicted(run: Path, source: Path, out: Path, form: str) -> str:
+    """What a command that succeeds shows."""
+    done = predict(run, source, out, form)
+    assert done.exit_code == 0, done.output
+    return str(done.output)
 
 
 @pytest.mark.slow
@@ -88,9 +92,7 @@ def test_a_model_that_knows_its_questions_answers_them_in_runs_and_predictions(
     scores = run.summary["metrics"]["global"]
     assert [scores[metric] for metric in metrics] == [1.0] * len(metrics)
     source = tmp_path / "questions" / "north" / f"{task}_test.jsonl"
-    done = predict(run.folder, source, tmp_path / "found", "superglue")
-    assert done.exit_code == 0, done.output
-    assert metrics[0] in done.output
+    assert metrics[0] in predicted(run.folder, source, tmp_path / "found", "superglue")
     expected = {document.id: document.labels for document in read(source, "superglue")}
     found = {document.id: document for document in read(tmp_path / "found", "jsonl")}
     assert {name: document.labels for name, document in found.items()} == expected
@@ -98,25 +100,18 @@ def test_a_model_that_knows_its_questions_answers_them_in_runs_and_predictions(
     texts = tmp_path / "texts.txt"
     texts.write_text("Severe chest pain.")
     unread = predict(run.folder, texts, tmp_path / "nothing", "text")
-    assert unread.exit_code != 0
-    assert isinstance(unread.exception, ConfigurationError)
-    assert problems_of(unread.exception) == [("--input-format", "not_supported")]
+    assert_refused(unread.exception, ConfigurationError, "not_supported", at="--input-format")
     exported = CliRunner().invoke(app, ["export", str(run.folder), "--out", str(tmp_path / "model")])
     assert exported.exit_code == 0, exported.output
-    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
-    assert "Answers questions with the likeliest of given answers" in card
-    assert "in the form of SuperGLUE" in card
 
 
 def test_questions_without_answers_are_answered_and_not_scored(run_tiny: Any, tmp_path: Path) -> None:
     data = write_questions(tmp_path / "questions", "copa", COPA)
     run = run_tiny(data, "task={name: cloze, max_length: 128}", MODEL, *PLAN, "federation.rounds=0")
     blind = [{key: value for key, value in row.items() if key != "label"} for row in COPA]
-    path = tmp_path / "copa_blind.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in [*blind, COPA[0]]), encoding="utf-8")
-    done = predict(run.folder, path, tmp_path / "found", "superglue")
-    assert done.exit_code == 0, done.output
-    assert "3 of 4 documents" in " ".join(done.output.split())
+    path = write_lines(tmp_path / "copa_blind.jsonl", [*blind, COPA[0]])
+    said = predicted(run.folder, path, tmp_path / "found", "superglue")
+    assert "3 of 4 documents" in " ".join(said.split())
     assert len(read(tmp_path / "found", "jsonl")) == 4
 
 
@@ -179,9 +174,7 @@ def test_a_model_that_knows_its_dialogues_writes_their_notes(run_tiny: Any, tmp_
     scores = run.summary["metrics"]["global"]
     assert scores["rouge1"] == scores["rouge2"] == scores["exact_match"] == scores["finished"] == 1.0
     source = tmp_path / "dialogues" / "north" / "MTS-Dialog-TestSet-1.csv"
-    done = predict(run.folder, source, tmp_path / "found", "mts_dialog")
-    assert done.exit_code == 0, done.output
-    assert "rouge2" in done.output
+    assert "rouge2" in predicted(run.folder, source, tmp_path / "found", "mts_dialog")
     found = read(tmp_path / "found", "jsonl")
     assert [own.text_pair for own in found] == [text for _, text, _ in DIALOGUES]
     assert [own.labels for own in found] == [(header,) for header, _, _ in DIALOGUES]
@@ -196,8 +189,7 @@ def test_texts_alone_are_summed_up_where_the_instruction_asks_for_no_more(
     task = "task={name: summarize, max_length: 96, answer_length: 8, template: 'Sum up: {text}'}"
     run = run_tiny(data, task, MODEL, *PLAN, "federation.rounds=0")
     (tmp_path / "x.txt").write_text("Doctor: Yes?", encoding="utf-8")
-    done = predict(run.folder, tmp_path / "x.txt", tmp_path / "found", "text")
-    assert done.exit_code == 0, done.output
+    predicted(run.folder, tmp_path / "x.txt", tmp_path / "found", "text")
     (found,) = read(tmp_path / "found", "jsonl")
     assert found.text == "Doctor: Yes?"
     assert found.text_pair is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from support import TINY, Finished, RunTiny, assert_same_tensors, refused
-from transformers import AutoModelForTokenClassification
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
@@ -52,10 +50,10 @@ def note(name: str, site: str, number: int, **more: bool) -> Document:
     return Document(name, text, tuple(spans), kept, site=site, **more)
 
 
-@pytest.fixture
-def notes(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two sites whose notes say which dose is whose; some notes of one say nothing of relations."""
-    return write_notes(tmp_path)
+    return write_notes(tmp_path_factory.mktemp("notes"))
 
 
 def write_notes(folder: Path) -> Path:
@@ -80,16 +78,15 @@ LEARNT = (
 
 
 @pytest.fixture(scope="module")
-def learnt(run_once: RunTiny, tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def learnt(run_once: RunTiny, notes: Path) -> Finished:
     """A run that has learnt which dose is whose."""
-    return run_once(*of(write_notes(tmp_path_factory.mktemp("learnt"))), *LEARNT)
+    return run_once(*of(notes), *LEARNT)
 
 
 def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -> None:
     chosen = "data={synthetic: {sites: 3, notes: 12}, relations: [severity, dosage], modifiers: clinical}"
     run = run_tiny(*RELATIONS, chosen, "task.most_words=6")
-    summary = run.summary
-    assert (summary["task"], summary["convergence"]["metric"]) == ("relations", "f1")
+    assert (run.summary["task"], run.summary["convergence"]["metric"]) == ("relations", "f1")
     for event in [*run.of("round"), *run.of("final")]:
         for scores in [event["global"], *event["clients"].values()]:
             assert {"f1", "precision", "recall"} <= set(scores)
@@ -101,15 +98,12 @@ def test_modifiers_of_synthetic_notes_are_learnt_and_scored(run_tiny: RunTiny) -
 
 
 def test_what_a_run_learnt_relates_the_mentions_of_other_files(learnt: Finished, tmp_path: Path) -> None:
-    run = learnt
-    assert run.summary["metrics"]["global"]["f1"] > 0.9
-    model = AutoModelForTokenClassification.from_pretrained(run.folder / "model")
-    assert model.config.id2label == {0: "none", 1: "dosage"}
-
+    assert learnt.summary["metrics"]["global"]["f1"] > 0.9
     found = note("a", "", 1)
     known = Document("a", found.text, found.spans, (*found.relations, Relation(1, 0, "CAUSE")))
     write([known, Document("b", "No drug .")], tmp_path / "in", "brat")
-    result = open_result(run.folder)
+    result = open_result(learnt.folder)
+    assert result.model.module.config.id2label == {0: "none", 1: "dosage"}
     output = check_output(result.task, None)
     assert output == "brat"
     check_input(result.task, "brat")
@@ -126,7 +120,7 @@ def test_what_a_run_learnt_relates_the_mentions_of_other_files(learnt: Finished,
     assert outcome.scores["f1"] == 1.0
     # The files score the same: relations of other types are nobody's fault, and names are the run's.
     sides = [read(tmp_path / side, "brat") for side in ("in", "out")]
-    (gold, found_again), mentions = select_as(run.folder, sides)
+    (gold, found_again), mentions = select_as(learnt.folder, sides)
     (system,) = score_systems(gold, [found_again], Draws(), mentions)
     assert system.relations is not None
     assert (system.relations.scores["f1"], system.relations.counts[""].gold) == (1.0, 2)
@@ -139,19 +133,14 @@ def test_an_input_without_relations_is_not_scored(learnt: Finished, tmp_path: Pa
     inputs = open_inputs(tmp_path / "in", "jsonl", "jsonl", result.settings.data)
     outcome = predict_files(result, inputs, tmp_path / "out", "jsonl", lambda count: None)
     assert (outcome.scores, outcome.unscored) == (None, 1)
-    lines = (tmp_path / "out" / "predictions.jsonl").read_text().splitlines()
-    assert [len(json.loads(line)["spans"]) for line in lines] == [4, 4]
-    assert not any("lacks_relations" in json.loads(line) for line in lines)
+    predictions = tmp_path / "out" / "predictions.jsonl"
+    assert [len(own.spans) for own in read(predictions, "jsonl")] == [4, 4]
+    assert "lacks_relations" not in predictions.read_text()
     with refused(ConfigurationError, "not_supported", at="--input-format", values=["'text'"]):
         check_input(result.task, "text")
-    with refused(
-        ConfigurationError, "not_supported", at="--format", values=["relations", "brat, jsonl", "'i2b2'"]
-    ):
+    values = ["relations", "brat, jsonl", "'i2b2'"]
+    with refused(ConfigurationError, "not_supported", at="--format", values=values):
         check_output(result.task, "i2b2")
-    export(result, tmp_path / "model", licence=None, language=None, with_names=False)
-    card = (tmp_path / "model" / "README.md").read_text()
-    assert "the likeliest of none, dosage" in card
-    assert '"... @ * drug * WORDS @ ... # ^ dosage ^ WORDS # ..."' in card
 
 
 def test_the_code_of_the_card_relates_a_pair(
@@ -162,6 +151,7 @@ def test_the_code_of_the_card_relates_a_pair(
     (code,) = re.findall(r"```python\n(.*?)```", card, flags=re.DOTALL)
     monkeypatch.chdir(tmp_path / "model")
     pair = "... @ * drug * WORDS @ ... # ^ dosage ^ WORDS # ..."
+    assert pair in code
     own = "@ * drug * aspirin @ # ^ dosage ^ 5 mg # and heparin 100 units ."
     other = "aspirin # ^ dosage ^ 5 mg # and @ * drug * heparin @ 100 units ."
     found = []
@@ -196,7 +186,8 @@ def test_frozen_blocks_are_stored_and_training_gives_the_same(run_once: RunTiny,
 
 
 @pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, notes: Path, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(run_tiny: RunTiny, tmp_path: Path) -> None:
+    notes = write_notes(tmp_path)
     overrides = [*of(notes), "task.negatives=0.5"]
     whole = run_tiny(*overrides, "federation.rounds=2", out="whole")
     run_tiny(*overrides, "federation.rounds=1", out="short")

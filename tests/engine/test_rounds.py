@@ -1,27 +1,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support import TINY, RunTiny, executed, silent
-from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+from fedstrata.core.client import Client
 from fedstrata.core.files import hash_of
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import ClientInfo, Plan, State, Update
+from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.local import LocalEngine
-from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.sampling import sample
 from fedstrata.methods import METHODS
+from fedstrata.methods.layer_skipping import LayerSkipping
 
 SUMMARY_KEYS = {
     "method": None,
@@ -105,68 +103,19 @@ def test_the_resolved_configuration_gives_the_same_run_again(run_once: RunTiny, 
     assert again.execute()["metrics"] == first.summary["metrics"]
 
 
-def test_the_saved_model_loads_with_transformers_and_holds_the_global_state(run_once: RunTiny) -> None:
-    run = run_once("method={name: layer_skipping, top: 1}", "federation.rounds=1")
-    model = AutoModelForTokenClassification.from_pretrained(run.folder / "model")
-    tokenizer = AutoTokenizer.from_pretrained(run.folder / "model")
-    parameters = dict(model.named_parameters())
-    assert all(torch.equal(parameters[name], tensor) for name, tensor in run.state.tensors.items())
-    assert model.config.id2label[1] == "B-drug"
-    assert model(**tokenizer("Denies chest pain.", return_tensors="pt")).logits.shape[-1] == 9
+def test_the_model_is_as_loaded_between_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = open_run(
+        read_source(None, [*TINY, "data.synthetic.notes=6"]), tmp_path / "run", silent, resume=False
+    )
+    before = opened.experiment.model.snapshot(opened.experiment.model.layout.all)
+    train, seen = LayerSkipping.train, []
 
+    def watched(method: LayerSkipping, plan: Plan, client: Client, rng: Seed) -> Update:
+        seen.append(all(torch.equal(t, before[n]) for n, t in client.model.tensors(before).items()))
+        return train(method, plan, client, rng)
 
-def test_a_personal_method_saves_a_model_for_every_client(run_once: RunTiny) -> None:
-    run = run_once("method={name: local_only}", "federation.floors=false")
-    assert not (run.folder / "model").exists()
-    weights = [
-        AutoModelForTokenClassification.from_pretrained(run.folder / "clients" / site / "model").score.weight
-        for site in ("site-1", "site-2")
-    ]
-    assert not torch.equal(*weights)
-
-
-def test_clients_take_turns_without_leaving_traces(run_once: RunTiny, tmp_path: Path) -> None:
-    """A client's result does not depend on who was before it: the others are left out of the second run."""
-    everybody = run_once("method={name: local_only}", "federation.floors=false")
-    with_one_only = {}
-
-    class OnlyTheLast:
-        """Local-only, for the last client alone."""
-
-        def __init__(self, method) -> None:
-            self._method = method
-
-        def __getattr__(self, name: str):
-            return getattr(self._method, name)
-
-        def round(self, state: State, cohort, rng: Seed) -> State:
-            cohort.clients = cohort.clients[-1:]
-            return self._method.round(state, cohort, rng)
-
-    def listen(event: str, facts: Mapping[str, Any]) -> None:
-        with_one_only.update(facts if event == "client" else {})
-
-    source = read_source(None, [*TINY, "method={name: local_only}", "federation.floors=false"])
-    opened = open_run(source, tmp_path / "alone", listen, resume=False)
-    object.__setattr__(opened.experiment, "method", OnlyTheLast(opened.experiment.method))
+    monkeypatch.setattr(LayerSkipping, "train", watched)
     opened.execute()
-    last = [event for event in everybody.of("client") if event["round"] == 2][-1]
-    assert with_one_only["client"] == last["client"] == "site-3"
-    assert with_one_only["loss"] == last["loss"]
-
-
-def test_the_model_is_as_loaded_between_clients(tmp_path: Path) -> None:
-    experiment = prepare(read_source(None, [*TINY, "data.synthetic.notes=6", "federation.floors=false"]))
-    before = experiment.model.snapshot(experiment.model.layout.all)
-    seen = []
-
-    class Watching(type(experiment.method)):
-        def train(self, plan: Plan, client, rng: Seed) -> Update:
-            seen.append(all(torch.equal(t, before[n]) for n, t in client.model.tensors(before).items()))
-            return super().train(plan, client, rng)
-
-    object.__setattr__(experiment, "method", Watching(**dict(experiment.method)))
-    Run(experiment, tmp_path, lambda event, facts: None, LocalEngine).execute()
     assert seen == [True] * 6
 
 
@@ -188,13 +137,6 @@ def test_sampling_is_without_replacement_and_reproducible(clients: int, share: f
     assert drawn == sample(sites, share, Seed(seed))
 
 
-def test_training_learns(run_once: RunTiny) -> None:
-    fast = ("training.learning_rate=0.01", "training.epochs=2")
-    run = run_once("method={name: fedavg}", "federation={rounds: 3, evaluate_every: 3, floors: false}", *fast)
-    losses = [event["loss"] for event in run.of("round")]
-    assert losses[-1] < 0.8 * losses[0]
-
-
 def test_a_run_without_validation_documents_is_not_scored_until_the_end(run_once: RunTiny) -> None:
     run = run_once(
         "data.split={train: 0.7, validation: 0.0, test: 0.3}", "data.synthetic.notes=6", "federation.rounds=1"
@@ -202,15 +144,6 @@ def test_a_run_without_validation_documents_is_not_scored_until_the_end(run_once
     assert run.summary["metrics"]["best"] is None
     assert run.summary["convergence"]["rounds_to_90_percent"] is None
     assert run.summary["metrics"]["global"]["f1"] >= 0
-
-
-def test_weights_are_numbers_of_training_examples(run_once: RunTiny) -> None:
-    run = run_once("federation.rounds=1")
-    clients = run.of("client")
-    mean = sum(event["loss"] * event["examples"] for event in clients) / sum(
-        event["examples"] for event in clients
-    )
-    assert run.of("round")[0]["loss"] == pytest.approx(mean)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

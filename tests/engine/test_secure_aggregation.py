@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import stat
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deaths import SECURE, fail_in, killed_at, sums
 from rich.console import Console
-from support import TINY, Finished, RunTiny, assert_same_tensors, executed, refused
+from support import TINY, RunTiny, assert_same_tensors, executed, refused
 
 from fedstrata.client import secure_turns
 from fedstrata.client.store import ClientStore, client_folder
@@ -26,38 +26,12 @@ from fedstrata.privacy.federation_lock import read_lock
 from fedstrata.privacy.identity import Identity
 from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
-from fedstrata.record.log import read_events
-from fedstrata.record.report import write_report
+from fedstrata.record.report import report_page
 from fedstrata.wire import frame
 
-SECURE = (
-    "privacy.secure_aggregation=true",
-    "method={name: layer_skipping, top: 1}",
-    "data.synthetic.sites=4",
-    "data.synthetic.notes=8",
-    "federation.min_clients=1",
-    "federation.floors=false",
-    "threads=1",
-)
 ONE = "federation.rounds=1"
 EXCHANGES = ("keys", "shares", "mask", "sign", "unmask")
 """What a client answers with in each of the exchanges."""
-
-
-def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str, handler: str = "") -> None:
-    """Lets an exchange of these sites fail, in every sum or in those of one name."""
-    answer = getattr(SumClient, exchange)
-
-    def fails(client: SumClient, *said: Any) -> Any:
-        if client._site in sites and handler in {"", client._name.handler}:
-            raise OSError(28, "No space left on device")
-        return answer(client, *said)
-
-    monkeypatch.setattr(SumClient, exchange, fails)
-
-
-def sums(run: Finished) -> list[dict[str, Any]]:
-    return [event["secure_aggregation"] for event in run.of("round")]
 
 
 @pytest.mark.slow
@@ -68,10 +42,10 @@ def test_a_client_that_is_lost_counts_if_its_update_is_summed_by_then(
     means = []
     for exchange in EXCHANGES:
         with monkeypatch.context() as patched:
-            failing(patched, exchange, "site-2")
+            fail_in(patched, exchange, "site-2")
             run = run_tiny(*SECURE, ONE, out=exchange)
         means.append(run.state.tensors)
-        (found,), summed = sums(run), exchange in ("sign", "unmask")
+        (found,), summed = sums(run.of("round")), exchange in ("sign", "unmask")
         assert found["survivors"] == ["site-1", *["site-2"] * summed, "site-3", "site-4"]
         lost = [(event["client"], event["error"]) for event in run.of("client_failed")]
         assert lost == ([] if summed else [("site-2", "OSError")])
@@ -86,7 +60,7 @@ def test_a_client_that_is_lost_counts_if_its_update_is_summed_by_then(
 def test_a_round_that_needs_everybody_ends_the_run_as_it_does_without(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failing(monkeypatch, "shares", "site-2")
+    fail_in(monkeypatch, "shares", "site-2")
     with refused(ClientsLostError, "clients_lost", values=["site-2: OSError"]):
         run_tiny(*SECURE, ONE, "federation.min_clients=null")
 
@@ -96,10 +70,10 @@ def test_drop_outs_cost_keys_and_a_plan_and_too_many_of_them_the_round(
     run_tiny: RunTiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_tiny(*SECURE, "federation.dropout=0.3", "federation.rounds=5", "federation.evaluate_every=5")
-    counts = [len(found["survivors"]) for found in sums(run)]
+    counts = [len(found["survivors"]) for found in sums(run.of("round"))]
     assert 0 in counts
     assert {3, 4} & set(counts)
-    for event, found in zip(run.of("round"), sums(run), strict=True):
+    for event, found in zip(run.of("round"), sums(run.of("round")), strict=True):
         assert event["abandoned"] == (not found["survivors"]) == (found["refused"] == "TooFewSites")
         if found["survivors"]:
             assert {*found["survivors"], *event["failed"]} == set(event["exchanges"])
@@ -110,8 +84,7 @@ def test_drop_outs_cost_keys_and_a_plan_and_too_many_of_them_the_round(
     assert facts["rounds"] == sum(map(bool, counts))
     assert facts["refused"] == {"TooFewSites": counts.count(0)}
     assert facts["fewest_survivors"] == min(filter(None, counts))
-    write_report([run.folder], run.folder / "report.html")
-    page = (run.folder / "report.html").read_text()
+    page = report_page([run.folder])
     assert "<h2>Secure aggregation</h2>" in page
     assert page.count("TooFewSites") >= counts.count(0)
     Display(Console(width=200)).show(run.summary, run.folder, personal=False)
@@ -126,63 +99,29 @@ def test_a_sum_of_which_shares_have_left_stops_the_run_until_it_can_be_finished(
     """No other sum takes its place, or two could be subtracted from each other."""
     whole = run_once(*SECURE)
     with monkeypatch.context() as patched:
-        failing(patched, "unmask", "site-1", "site-2", handler="train")
+        fail_in(patched, "unmask", "site-1", "site-2", handler="train")
         with pytest.raises(ClientsLostError):
             run_tiny(*SECURE)
     resumed = run_tiny(resume=True)
-    assert [found["survivors"] for found in sums(resumed)] == [found["survivors"] for found in sums(whole)]
+    assert [found["survivors"] for found in sums(resumed.of("round"))] == [
+        found["survivors"] for found in sums(whole.of("round"))
+    ]
     assert [event["abandoned"] for event in resumed.of("round")] == [False, False]
     assert_same_tensors(resumed.state.tensors, whole.state.tensors)
     assert not [*(resumed.folder / FOLDER).glob("*-train-*")]
 
 
-def test_a_mean_with_cut_values_is_used_and_the_next_range_is_wider(run_tiny: RunTiny) -> None:
-    run = run_tiny(*SECURE, "privacy.range=0.004")
-    cut, whole = sums(run)
-    assert (cut["refused"], whole["refused"]) == (None, None)
-    assert cut["saturated"] > 0
-    assert whole["range"] >= 16 * 0.004
-    assert whole["saturated"] == 0
-    assert [event["abandoned"] for event in run.of("round")] == [False, False]
-
-
 def test_of_a_refused_round_no_client_keeps_anything(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sign = SumClient.sign
-
-    def fails_first(client: SumClient, survivors: Any) -> Any:
-        if client._name.round == 1 and client._site in ("site-1", "site-2"):
-            raise OSError(28, "No space left on device")
-        return sign(client, survivors)
-
-    monkeypatch.setattr(SumClient, "sign", fails_first)
+    fail_in(monkeypatch, "sign", "site-1", "site-2", round_=1)
     run = run_tiny(*SECURE, "method.head=local")
-    assert [found["refused"] for found in sums(run)] == ["TooFewSignatures", None]
+    assert [found["refused"] for found in sums(run.of("round"))] == ["TooFewSignatures", None]
     assert [event["abandoned"] for event in run.of("round")] == [True, False]
     for client in ("site-1", "site-2", "site-3", "site-4"):
         folder = client_folder(run.folder, client)
         assert ClientStore(folder, 1).version is None
         assert ClientStore(folder, 2).version is not None
-
-
-class Killed(BaseException):
-    """The process ends here."""
-
-
-def killed_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, call: int) -> None:
-    """Ends a run before this call of a function."""
-    function: Callable[..., Any] = getattr(where, name)
-    calls = 0
-
-    def ends(*arguments: Any, **more: Any) -> Any:
-        nonlocal calls
-        calls += 1
-        if calls == call:
-            raise Killed
-        return function(*arguments, **more)
-
-    monkeypatch.setattr(where, name, ends)
 
 
 @pytest.mark.parametrize(
@@ -194,15 +133,13 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, where: type, name: str, call: int
     ],
 )
 def test_a_killed_run_begins_a_sum_anew_or_finishes_it_or_makes_it_again(
-    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, where: type, name: str, call: int
+    run_tiny: RunTiny, run_once: RunTiny, where: type, name: str, call: int
 ) -> None:
     whole = run_once(*SECURE)
-    with monkeypatch.context() as patched:
-        killed_at(patched, where, name, call)
-        with pytest.raises(Killed):
-            run_tiny(*SECURE)
+    with killed_at(where, name, call):
+        run_tiny(*SECURE)
     resumed = run_tiny(resume=True)
-    assert [found.get("refused") for found in sums(resumed)] == [None, None]
+    assert [found.get("refused") for found in sums(resumed.of("round"))] == [None, None]
     assert_same_tensors(resumed.state.tensors, whole.state.tensors)
 
 
@@ -213,17 +150,15 @@ def test_a_sum_that_is_finished_after_a_kill_is_of_those_who_began_it(
     """Not of those who are there then; and what they keep to themselves of the round stays."""
     method = (*SECURE, ONE, "method.head=local", "federation.evaluate_every=2")
     whole = run_tiny(*method, out="whole")
-    with monkeypatch.context() as patched:
-        killed_at(patched, SecureAggregation, "save", 1)
-        with pytest.raises(Killed):
-            run_tiny(*method)
+    with killed_at(SecureAggregation, "save"):
+        run_tiny(*method)
     clients = LocalEngine.clients
     most = max((event["examples"], event["client"]) for event in whole.of("client"))[1]
     with monkeypatch.context() as patched:
         left = [client for client in whole.of("run")[0]["clients"] if client != most]
         patched.setattr(LocalEngine, "clients", lambda engine: [c for c in clients(engine) if c in left])
         resumed = run_tiny(resume=True)
-    assert sums(resumed)[0]["survivors"] == [*sorted([*left, most])]
+    assert sums(resumed.of("round"))[0]["survivors"] == [*sorted([*left, most])]
     assert_same_tensors(resumed.state.tensors, whole.state.tensors)
     for client in (*left, most):
         stores = [ClientStore(client_folder(run.folder, client), 1) for run in (whole, resumed)]
@@ -232,17 +167,15 @@ def test_a_sum_that_is_finished_after_a_kill_is_of_those_who_began_it(
 
 
 def test_a_damaged_sum_on_the_disk_is_made_again_with_the_same_clients(
-    run_tiny: RunTiny, run_once: RunTiny, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run_tiny: RunTiny, run_once: RunTiny, tmp_path: Path
 ) -> None:
     whole = run_once(*SECURE, ONE)
-    with monkeypatch.context() as patched:
-        killed_at(patched, SecureAggregation, "save", 1)
-        with pytest.raises(Killed):
-            run_tiny(*SECURE, ONE)
+    with killed_at(SecureAggregation, "save"):
+        run_tiny(*SECURE, ONE)
     (stored,) = (tmp_path / "run" / FOLDER).glob("*/masked-sum.safetensors")
     stored.write_bytes(stored.read_bytes()[:-1])
     resumed = run_tiny(resume=True)
-    assert [found["refused"] for found in sums(resumed)] == [None]
+    assert [found["refused"] for found in sums(resumed.of("round"))] == [None]
     assert_same_tensors(resumed.state.tensors, whole.state.tensors)
 
 
@@ -307,12 +240,12 @@ def test_every_method_says_whether_it_can_be_summed_and_else_what_can(name: str)
 
 def test_the_protocol_counts_and_the_record_has_it(run_once: RunTiny) -> None:
     run, plain = run_once(*SECURE, ONE), run_once(*SECURE[1:], ONE)
-    (found,), facts = sums(run), run.summary["secure_aggregation"]
+    (found,), facts = sums(run.of("round")), run.summary["secure_aggregation"]
     assert facts["bytes_up"] == found["bytes_up"] > 0
     for way in ("bytes_up", "bytes_down"):
         more = run.summary["communication"][way] - plain.summary["communication"][way]
         assert found[way] <= more <= found[way] + 4 * 3000, "the shares come with the plan"
     assert plain.summary["secure_aggregation"] is None
-    (began,) = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "run"]
+    (began,) = run.of("run")
     told = {"range": 1.0, "ring": 32, "survivors": None, "scores": "none", "clients": 4, "least": 3}
     assert began["secure_aggregation"] == told

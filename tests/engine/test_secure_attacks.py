@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import deaths
 import pytest
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from deaths import SITES, killed_at, sums
 from private_client import PRIVATE
 from support import TINY, RunTiny, refused
 
@@ -32,26 +34,13 @@ from fedstrata.privacy.ledger_witness import WITNESSED
 from fedstrata.privacy.secure_sum import client as secure_client
 from fedstrata.wire import frame
 
-SECURE = (
-    "privacy.secure_aggregation=true",
-    "method={name: layer_skipping, top: 1}",
-    "data.synthetic.sites=4",
-    "data.synthetic.notes=8",
-    "federation.rounds=1",
-    "federation.floors=false",
-    "threads=1",
-)
-SITES = ("site-1", "site-2", "site-3", "site-4")
+SECURE = (*deaths.SECURE, "federation.rounds=1")
 RUN = "0123456789abcdef"
 NAME: Mapping[str, JSON] = {"run": RUN, "round": 1, "handler": "train", "call": 1, "attempt": 0}
 TENSOR: Mapping[str, JSON] = {"name": "w", "shape": [2], "bound": 1.0}
 
 
 Asked = Callable[..., Done | Failed]
-
-
-class Killed(BaseException):
-    """The process ends here."""
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +226,7 @@ def test_a_server_that_comes_again_gets_the_same_shares_and_nothing_else(
     }
     assert found.pop("again")
     assert {what: told.partition(":")[0] for what, told in found.items()} == expected
-    assert run.of("round")[0]["secure_aggregation"]["refused"] is None, "its session goes on"
+    assert sums(run.of("round"))[0]["refused"] is None, "its session goes on"
 
 
 def with_changed(values: Any, **changed: Any) -> dict[str, Any]:
@@ -255,7 +244,7 @@ def test_who_cannot_keep_what_others_have_signed_drops_out(
 
     monkeypatch.setattr("fedstrata.engine.simulated_identities.simulated_identities", with_disk)
     run = run_tiny(*SECURE, "federation.min_clients=1")
-    assert run.of("round")[0]["secure_aggregation"]["survivors"] == ["site-1", "site-3", "site-4"]
+    assert sums(run.of("round"))[0]["survivors"] == ["site-1", "site-3", "site-4"]
     assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
         ("site-2", "IsADirectoryError")
     ]
@@ -290,14 +279,10 @@ def test_no_secret_of_a_sum_is_ever_written(
             secrets.extend(shares)
         return shares
 
-    def killed(*_: Any) -> None:
-        raise Killed
-
     monkeypatch.setattr(os, "urandom", noted)
     monkeypatch.setattr(secure_client, "X25519PrivateKey", Keys)
     monkeypatch.setattr(secure_client, "split", shared)
-    monkeypatch.setattr(SecureAggregation, "save", killed)
-    with pytest.raises(Killed):
+    with killed_at(SecureAggregation, "save"):
         run_tiny(*SECURE)
     assert len(secrets) >= 4 * (3 + 4)
     sums = tmp_path / "run" / FOLDER

@@ -43,17 +43,16 @@ def naive_loss(experiment: Experiment, tensors: dict[str, torch.Tensor]) -> floa
     return total / terms
 
 
-def test_a_mean_over_records_counts_each_example_once() -> None:
+def test_a_mean_over_records_counts_each_example_once_and_there_is_none_of_nothing() -> None:
     experiment = prepare(read_source(None, [*TINY, *LORA]))
     model, task, training = experiment.model, experiment.task, experiment.settings.training
     examples = task.encode(experiment.server, model.tokenizer)
-    sums = []
     with torch.no_grad():
-        for example in examples:
-            loss, _ = task.loss(model.module, task.collate([example]))
-            sums.append(float(loss))
+        losses = [float(task.loss(model.module, task.collate([example]))[0]) for example in examples]
     found = mean_loss(model, task, examples, training, "records")
-    assert found == pytest.approx(sum(sums) / len(sums), rel=1e-4)
+    assert found == pytest.approx(sum(losses) / len(losses), rel=1e-4)
+    with refused(TrainingError, "not_enough_data", values=["0 examples"]):
+        mean_loss(model, task, [], training)
 
 
 def test_a_loss_is_that_of_the_shared_model_and_leaves_it_and_the_updates_as_they_were(
@@ -103,12 +102,6 @@ def test_a_model_without_a_finite_loss_is_lost_to_the_round(run_once: RunTiny) -
     assert "loss of nan" in lost["message"]
     assert len(run.summary["state"]["influence"]) == 2
     assert all(torch.isfinite(tensor).all() for tensor in run.state.tensors.values())
-
-
-def test_a_loss_of_nothing_is_an_error() -> None:
-    experiment = prepare(read_source(None, [*TINY, *LORA]))
-    with refused(TrainingError, "not_enough_data", values=["0 examples"]):
-        mean_loss(experiment.model, experiment.task, [], experiment.settings.training)
 
 
 @pytest.mark.slow

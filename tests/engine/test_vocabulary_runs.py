@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import support
 import torch
 from peft import PeftModel
 from support import Finished, assert_same_tensors, executed
@@ -23,6 +24,7 @@ from fedstrata.models.locate import MINI
 from fedstrata.models.vocabulary import cut_tokenizer, kept_tokens
 from fedstrata.results.result import open_result
 
+CENTRAL = "privacy={mechanism: central, sigma: 1.0, delta: 0.00001, clip: 1.0}"
 NOTE = "Patient {n} takes {drug} daily.\nNo fever, no pain."
 
 
@@ -57,7 +59,7 @@ def finished(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished
 def problems_of(folder: Path, *more: str) -> set[str]:
     with pytest.raises(ConfigurationError) as refused:
         prepare(read_source(None, settings(folder, *more)))
-    return {problem.path for problem in refused.value.problems}
+    return {path for path, _ in support.problems_of(refused.value)}
 
 
 def test_the_record_has_the_number_and_the_hash_of_the_kept_tokens(finished: Finished, folder: Path) -> None:
@@ -149,22 +151,14 @@ def test_a_vocabulary_of_a_runs_own_data_is_refused(folder: Path, kind: str) -> 
         (["data.allow_in_vocabulary=true", "model.vocabulary=null"], "data.allow_in_vocabulary"),
         (["model.vocabulary=nowhere"], "model.vocabulary"),
         (["model.init=random"], "model"),
+        (["data.allow_in_vocabulary=true", "model.vocabulary={notes}", CENTRAL], "data.allow_in_vocabulary"),
     ],
 )
 def test_a_setting_without_effect_and_a_place_that_is_not_there_are_refused(
     folder: Path, more: list[str], path: str
 ) -> None:
-    assert path in problems_of(folder, *more)
-
-
-def test_own_data_in_the_vocabulary_and_differential_privacy_do_not_go_together(folder: Path) -> None:
-    found = problems_of(
-        folder,
-        f"model.vocabulary={folder / 'notes'}",
-        "data.allow_in_vocabulary=true",
-        "privacy={mechanism: central, sigma: 1.0, delta: 0.00001, clip: 1.0}",
-    )
-    assert "data.allow_in_vocabulary" in found
+    """And own data in a vocabulary under differential privacy."""
+    assert path in problems_of(folder, *(each.replace("{notes}", str(folder / "notes")) for each in more))
 
 
 @pytest.mark.parametrize(
@@ -197,12 +191,11 @@ def test_a_long_text_is_divided_at_empty_lines_and_loses_nothing(tmp_path: Path)
 def test_no_table_has_perplexities_of_two_vocabularies(
     finished: Finished, folder: Path, tmp_path: Path
 ) -> None:
-    file = tmp_path / "sweep.yaml"
-    file.write_text("name: vocabularies")
+    (tmp_path / "sweep.yaml").write_text("name: vocabularies")
     shared = [each for each in settings(folder) if not each.startswith("model.vocabulary")]
 
     def problems(rows: str) -> set[str]:
-        sweep = read_sweep([file], [*shared, "sweep.baseline=null", f"sweep.rows={rows}"])
+        sweep = read_sweep([tmp_path / "sweep.yaml"], [*shared, "sweep.baseline=null", f"sweep.rows={rows}"])
         try:
             check_comparison(sweep, tmp_path / "comparison", jobs=1, listen=lambda event, facts: None)
         except ConfigurationError as refused:

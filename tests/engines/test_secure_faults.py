@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import deaths
 import pytest
-from deaths import SITES
+from deaths import SITES, fail_in, sums
 from remote_run import PATIENT, RELATIONS, ClientProcess, Clients, give_identities, kept_by, served
 from support import Finished, RunTiny, assert_same_tensors
 
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.privacy.secure_sum.client import SumClient
 from fedstrata.record.log import read_events
 from fedstrata.transport.hub import Hub
 from fedstrata.transport.members import Arrival
@@ -24,14 +24,10 @@ from fedstrata.transport.members import Arrival
 pytestmark = pytest.mark.slow
 
 SECURE = (
-    "privacy.secure_aggregation=true",
+    *deaths.SECURE,
     "method={name: layer_skipping, top: 1, head: local}",
-    "data.synthetic.sites=4",
-    "data.synthetic.notes=8",
-    "federation.min_clients=1",
     "federation.score_everywhere=false",
     "federation.evaluate_every=9",
-    "threads=1",
 )
 MOMENTS = {
     "secure/keys": "keys",
@@ -53,23 +49,6 @@ JOINT = (
 )
 
 
-def failing(monkeypatch: pytest.MonkeyPatch, site: str, moments: Sequence[str]) -> None:
-    """Lets a simulated client fail in the exchanges in which one between processes is killed, by round."""
-    for number, moment in enumerate(moments, start=1):
-        answer = getattr(SumClient, MOMENTS[moment])
-
-        def fails(client: SumClient, *said: Any, answer: Any = answer, number: int = number) -> Any:
-            if (client._site, client._name.round) == (site, number):
-                raise OSError(5, "gone")
-            return answer(client, *said)
-
-        monkeypatch.setattr(SumClient, MOMENTS[moment], fails)
-
-
-def sums(events: Any) -> list[Any]:
-    return [event["secure_aggregation"] for event in events]
-
-
 @pytest.mark.parametrize("joint", [False, True], ids=["plain", "joint noise"])
 @pytest.mark.claim("secure_aggregation#killed-site")
 def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
@@ -82,7 +61,8 @@ def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
     moments = list(MOMENTS)
     overrides = (*(JOINT if joint else SECURE), f"federation.rounds={len(moments) + 1}")
     with monkeypatch.context() as patched:
-        failing(patched, "site-2", moments)
+        for number, moment in enumerate(moments, start=1):
+            fail_in(patched, MOMENTS[moment], "site-2", round_=number)
         local = run_tiny(*overrides)
     give_identities(tmp_path / "served", SITES)
     run = served(
