@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +9,9 @@ from typing import Any
 
 import pytest
 from private_client import JOINT, PRIVATE
-from remote_run import Clients, served
-from support import REPOSITORY, TINY, Call, RunTiny, executed, problems_of, refused
+from processes import fedstrata, read_until
+from remote_run import CLIENTS, Clients, served
+from support import TINY, Call, RunTiny, executed, problems_of, refused, write_lines
 
 from fedstrata.core.errors import ConfigurationError, FrameError
 from fedstrata.core.settings.run import RunSettings
@@ -60,41 +56,31 @@ def accounts(path: Path) -> list[Account]:
 def test_runs_compose_until_one_would_pass_the_cap_which_does_not_start(
     run_tiny: RunTiny, path: Path, tmp_path: Path
 ) -> None:
+    """Whether clients are in one process or in several; a plan says so too."""
     own = budgeted(path, 6)
-    one, two = (run_tiny(*own, out=out) for out in ("one", "two"))
+    one, two = (
+        run_tiny(*own, f"workers={count}", "threads=1", out=out) for out, count in (("one", 1), ("two", 2))
+    )
     spent = [run.of("privacy")[-1]["budget"]["clients"] for run in (one, two)]
     for turns, clients in zip((2, 4), spent, strict=True):
         assert [each["spent"] for each in clients.values()] == pytest.approx(3 * [cost(turns)])
     assert cost(4) < 2 * cost(2)
-    with refused(
-        ConfigurationError,
-        "budget_refused",
-        at="privacy.budget.epsilon",
-        values=["'site-1'", "3 turns", "3 steps"],
-    ):
+    plan = make_plan(read_source(None, [*TINY, *own, "federation.rounds=1"]), seconds=0.0)
+    assert plan.privacy is not None
+    budget = plan.privacy.clients["site-1"].budget
+    assert budget is not None
+    assert (budget.spent, budget.after) == (pytest.approx(cost(4)), pytest.approx(cost(6)))
+    beyond = {"at": "privacy.budget.epsilon", "values": ["'site-1'", "3 turns", "3 steps"]}
+    with refused(ConfigurationError, "budget_refused", **beyond):
         run_tiny(*own, out="three")
+    with refused(ConfigurationError, "budget_refused", **beyond):
+        make_plan(read_source(None, [*TINY, *own]), seconds=0.0)
     assert not (tmp_path / "three").exists()
     assert len(accounts(path)) == 6
     assert all(each.ended and each.charged == each.begun == each.committed == 2 for each in accounts(path))
     statement = (two.folder / "privacy.md").read_text()
     assert "## The budget over all runs" in statement
     assert "no patient is at two sites" in statement
-
-
-@pytest.mark.slow
-def test_a_plan_shows_what_is_left_and_refuses_as_the_run_does(run_tiny: RunTiny, path: Path) -> None:
-    own = budgeted(path, 6)
-    for out in ("one", "two"):
-        run_tiny(*own, out=out)
-    plan = make_plan(read_source(None, [*TINY, *own, "federation.rounds=1"]), seconds=0.0)
-    assert plan.privacy is not None
-    budget = plan.privacy.clients["site-1"].budget
-    assert budget is not None
-    assert (budget.spent, budget.after) == (pytest.approx(cost(4)), pytest.approx(cost(6)))
-    with refused(
-        ConfigurationError, "budget_refused", at="privacy.budget.epsilon", values=["document", "'site-1'"]
-    ):
-        make_plan(read_source(None, [*TINY, *own]), seconds=0.0)
 
 
 @pytest.mark.slow
@@ -141,9 +127,8 @@ def patients(folder: Path, sites: Sequence[str] = ("north", "south")) -> tuple[s
         for site in sites
         for number in range(5)
     ]
-    (folder / "notes.jsonl").write_text("".join(json.dumps(note) + "\n" for note in notes))
     return (
-        f"data={{format: jsonl, path: {folder / 'notes.jsonl'}}}",
+        f"data={{format: jsonl, path: {write_lines(folder / 'notes.jsonl', notes)}}}",
         "task.types=[drug]",
         "privacy.unit=patient",
         f"privacy.units={{{', '.join(f'{site}: 8' for site in sites)}}}",
@@ -155,9 +140,8 @@ def test_equal_names_at_two_sites_are_one_patient_unless_sites_are_disjoint(
 ) -> None:
     data = patients(tmp_path)
     together = [*TINY[3:], *budgeted(path, 3, disjoint=False), *data]
-    with refused(
-        ConfigurationError, "budget_refused", at="privacy.budget.epsilon", values=["patient", "'north'"]
-    ):
+    values = ["patient", "'north'"]
+    with refused(ConfigurationError, "budget_refused", at="privacy.budget.epsilon", values=values):
         executed(tmp_path / "one", together)
     executed(tmp_path / "one", [*TINY[3:], *budgeted(path, 3), *data])
     with refused(ConfigurationError, "conflict", at="privacy.budget.disjoint_sites"):
@@ -167,9 +151,8 @@ def test_equal_names_at_two_sites_are_one_patient_unless_sites_are_disjoint(
     executed(tmp_path / "two", [*TINY[3:], *budgeted(other, 6, disjoint=False), *data])
     assert composed([replace(TURN, steps=12)], DELTA) == pytest.approx(cost(4))
     pooled = [*TINY[3:], *budgeted(other, 9, disjoint=False), *data, "method={name: centralized}"]
-    with refused(
-        ConfigurationError, "duplicate", at="privacy.budget.disjoint_sites", values=["patients of 'pooled'"]
-    ):
+    values = ["patients of 'pooled'"]
+    with refused(ConfigurationError, "duplicate", at="privacy.budget.disjoint_sites", values=values):
         executed(tmp_path / "three", pooled)
     for written in (path, other):
         assert b"patient 1" not in written.read_bytes()
@@ -197,17 +180,10 @@ def test_nobody_at_two_clients_has_joint_noise_twice(path: Path) -> None:
     """Notes of three sites of the same numbers."""
     data = patients(path.parent, ("north", "south", "east"))
     run = [*TINY[3:], *JOINT, *budgeted(path, 9, disjoint=False)[2:], *data]
-    with refused(
-        ConfigurationError, "duplicate", at="privacy.mechanism", values=["patients of 'north'", "'east'"]
-    ):
+    values = ["patients of 'north'", "'east'"]
+    with refused(ConfigurationError, "duplicate", at="privacy.mechanism", values=values):
         executed(path.parent / "one", run)
     executed(path.parent / "two", [*run, "privacy.budget.disjoint_sites=true", "privacy.budget.epsilon=99"])
-
-
-@pytest.mark.slow
-def test_workers_take_their_turns_down_in_the_same_budget(run_tiny: RunTiny, path: Path) -> None:
-    run_tiny(*budgeted(path, 6), "workers=2", "threads=1")
-    assert [(each.begun, each.committed, each.ended) for each in accounts(path)] == 3 * [(2, 2, True)]
 
 
 @pytest.mark.parametrize(
@@ -243,28 +219,28 @@ def test_what_is_wrong_with_its_files_is_told_with_all_else(tmp_path: Path, path
     ]
     assert f"fedstrata keys new {key} --pseudonyms" in str(caught.value)
     key.write_text("something")
-    key.chmod(0o600)
-    with refused(ConfigurationError, "wrong_form", at="privacy.budget.path", values=[key]):
-        prepare(read_source(None, [*TINY, *budgeted(path, 6)]))
-    key.chmod(0o644)
-    with refused(ConfigurationError, "not_secret", at="privacy.budget.path", values=[key]):
-        prepare(read_source(None, [*TINY, *budgeted(path, 6)]))
+    for mode, code in ((0o600, "wrong_form"), (0o644, "not_secret")):
+        key.chmod(mode)
+        with refused(ConfigurationError, code, at="privacy.budget.path", values=[key]):
+            prepare(read_source(None, [*TINY, *budgeted(path, 6)]))
 
 
 def test_a_budget_is_a_sites_own_and_no_servers(path: Path, tmp_path: Path) -> None:
     own = budgeted(path, 6)
-    with refused(ConfigurationError, "not_supported", at="privacy.budget"):
-        prepare_server(read_source(None, [*TINY, *own]), ["site-1", "site-2", "site-3"])
-    server = prepare_server(read_source(None, [*TINY, *own[:-2]]), ["site-1", "site-2", "site-3"])
-    told = shared_settings(server)
+    for more in ((), ("privacy.budget=unlimited",)):
+        with refused(ConfigurationError, "not_supported", at="privacy.budget"):
+            prepare_server(read_source(None, [*TINY, *own, *more]), CLIENTS)
+    told = shared_settings(prepare_server(read_source(None, [*TINY, *own[:-2]]), CLIENTS))
     budget = {"path": "budget.db", "epsilon": 1.0, "delta": 0.001}
-    site = {"data": {"format": "synthetic", "types": ["drug"]}, "privacy": {"budget": budget}}
-    settings: RunSettings = check_settings(with_shared(Source(site, {}), told)).settings
-    assert settings.privacy.budget is not None
-    assert settings.privacy.steps == 3
-    told["settings"]["privacy"]["budget"] = budget
-    with refused(FrameError, "site_decides", values=["privacy.budget"]):
-        with_shared(Source({}, {}), told)
+    for said in (budget, "unlimited"):
+        site = {"data": {"format": "synthetic", "types": ["drug"]}, "privacy": {"budget": said}}
+        settings: RunSettings = check_settings(with_shared(Source(site, {}), told)).settings
+        assert settings.privacy.budget is not None
+        assert settings.privacy.steps == 3
+    for lie in (budget, "unlimited"):
+        told["settings"]["privacy"]["budget"] = lie
+        with refused(FrameError, "site_decides", values=["privacy.budget"]):
+            with_shared(Source({}, {}), told)
 
 
 @pytest.mark.slow
@@ -291,24 +267,20 @@ def test_a_served_site_refuses_by_its_own_budget_and_says_no_more_than_that(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_has_spent_all_it_reserved(tmp_path: Path, path: Path) -> None:
+def test_a_run_that_is_killed_has_spent_all_it_reserved(
+    run_tiny: RunTiny, tmp_path: Path, path: Path
+) -> None:
     """`fedstrata run` in a process of its own, killed when a round is committed, and gone on with."""
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "src"), "OMP_NUM_THREADS": "1"}
     settings = [*TINY, *budgeted(path, 9), "federation.rounds=4"]
-    command = [sys.executable, "-m", "fedstrata", "run", "--out", str(tmp_path / "run")]
     (tmp_path / "own.yaml").write_text("name: own\n")
-    with subprocess.Popen(
-        [*command, "own.yaml", *settings], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("round 1:"):
-                process.send_signal(signal.SIGKILL)
+    process = fedstrata("run", "--out", tmp_path / "run", "own.yaml", *settings, folder=tmp_path)
+    read_until(process, "round 1:")
+    process.kill()
+    process.communicate()
     assert {each.charged for each in accounts(path)} == {5}
     assert not any(each.ended for each in accounts(path))
-    subprocess.run([*command, "--resume"], env=environment, cwd=tmp_path, check=True, capture_output=True)
-    after = accounts(path)
-    assert all(each.ended and 4 <= each.begun <= 5 for each in after)
+    run_tiny(resume=True)
+    assert all(each.ended and 4 <= each.begun <= 5 for each in accounts(path))
 
 
 @pytest.mark.slow

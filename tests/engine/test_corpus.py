@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from remote_run import CLIENTS, Clients, home_of, served
 from rich.console import Console
 from support import TINY, Finished, RunTiny, executed, write_lines
 
@@ -14,6 +15,7 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.display.run import Display
 from fedstrata.planning.plan import make_plan
+from fedstrata.record.log import read_events
 from fedstrata.record.report import report_page
 
 OWN = tuple(each for each in TINY if "synthetic" not in each)
@@ -129,3 +131,28 @@ def test_what_is_cut_is_in_plan_summary_and_report(tmp_path: Path) -> None:
     page = report_page([run.folder])
     assert line.partition(" (")[0] in page
     assert "50.0 %" in page
+
+
+@pytest.mark.slow
+def test_what_documents_hold_is_in_the_report_of_their_site_alone(tmp_path: Path, clients: Clients) -> None:
+    run = served(tmp_path, clients, "federation.rounds=1", "method={name: fedavg}")
+    (start,) = run.of("run")
+    assert "corpus" not in start
+    counts = [count for client in CLIENTS for count in start["clients"][client].values()]
+    assert None in counts  # of 12 notes some client has few
+    assert not any(count is not None and 0 < count < 5 for count in counts)
+    page = report_page([run.folder])
+    assert "&lt; 5" in page
+    assert "the site's own report" in page
+    assert run.summary["cut"] is None
+    for client in CLIENTS:
+        home = home_of(run, client)
+        (own,) = [event for event in read_events(home / "record.jsonl") if event["event"] == "run"]
+        assert own["corpus"]["small_counts"] == "hide"
+        assert own["corpus"]["documents"] == own["clients"] == {client: start["clients"][client]}
+        assert own["corpus"]["partition"] is None
+        assert "Types of mentions" in report_page([home])
+        sent = [line for line in (home / "egress.jsonl").read_text().splitlines() if "corpus" in line]
+        assert not sent
+        classes = own["corpus"]["classes"]["mentions"][client]["train"]
+        assert not any(count is not None and 0 < count < 5 for count in classes.values())

@@ -1,4 +1,4 @@
-"""Sites that are only tested on: what trains does not know of them, and their scores stand apart."""
+"""Sites and corpora that are only tested on: what trains does not know of them; their scores stand apart."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -15,10 +16,11 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.data.divide import read_documents
+from fedstrata.data.divide import divide, read_documents
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 from fedstrata.display.run import Display
+from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.train.evaluate import predict
@@ -132,3 +134,25 @@ def test_the_table_names_it(run_once: RunTiny) -> None:
     run = run_once("data.split.test_sites=[site-3]", "federation.rounds=0")
     Display(Console(file=out, width=200)).show(run.summary, run.folder, personal=False)
     assert "site-3 (held out)" in out.getvalue()
+
+
+EXTERNAL = "data.external={elsewhere: {synthetic: {sites: 2, notes: 6}}}"
+
+
+def test_an_external_corpus_is_scored_and_changes_nothing_else(run_once: Any) -> None:
+    alone, run = run_once("federation.rounds=1"), run_once("federation.rounds=1", EXTERNAL)
+    ours, theirs = run.summary["metrics"], alone.summary["metrics"]
+    assert ours["external"].keys() == {"elsewhere"}
+    assert {**ours, "external": None} == theirs
+    assert set(run.of("run")[0]["clients"]) == {*alone.of("run")[0]["clients"], "elsewhere"}
+
+
+def test_documents_of_an_external_corpus_are_its_own() -> None:
+    checked = check_settings(read_source(None, [EXTERNAL, "data.synthetic.notes=24"]))
+    assert not checked.problems
+    sites = divide(checked.settings, checked.task).clients
+    outside = sites["elsewhere"]
+    assert (len(outside.train), len(outside.validation), len(outside.test)) == (0, 0, 6)
+    assert all(document.id.startswith("elsewhere/") for document in outside.test)
+    texts = {document.text for name, own in sites.items() if name != "elsewhere" for document in own.all}
+    assert texts.isdisjoint(document.text for document in outside.test)

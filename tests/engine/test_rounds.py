@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,16 @@ from fedstrata.core.client import Client
 from fedstrata.core.files import hash_of
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import ClientInfo, Plan, Update
+from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run
 from fedstrata.engine.sampling import sample
 from fedstrata.methods import METHODS
 from fedstrata.methods.layer_skipping import LayerSkipping
+from fedstrata.planning.plan import make_plan
+from fedstrata.record.costs import COSTS
+from fedstrata.wire import frame
 
 SUMMARY_KEYS = {
     "method": None,
@@ -162,3 +166,96 @@ def test_a_report_is_written_once_nothing_else_has_memory(
     monkeypatch.setattr(LocalEngine, "close", lambda engine: done.append("close"))
     executed(tmp_path / "run", [*TINY, "federation.rounds=1", "data.synthetic.notes=6"])
     assert done == ["close", "report"]
+
+
+UNTIED = (
+    "model.config={model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2, "
+    "num_attention_heads: 4, num_key_value_heads: 2}"
+)
+
+
+def test_own_models_are_scored_everywhere_unless_they_are_many(run_once: RunTiny) -> None:
+    own = ("method={name: fedper}", UNTIED, "federation.rounds=1", "federation.floors=false")
+    dealt = ("data.synthetic.notes=42", "federation.sample=0.1", "partition={by: iid, clients: 21}")
+    few, never, many = (
+        run_once(*own, *more).summary["metrics"]
+        for more in ((), ("federation.score_everywhere=false",), dealt)
+    )
+    assert few["global"]["f1"] >= 0
+    assert never["global"] is many["global"] is None
+    assert (never["mean_client"], never["clients"]) == (few["mean_client"], few["clients"])
+    assert len(many["clients"]) == 21
+
+
+@pytest.mark.parametrize(
+    "method", ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedlora"))]
+)
+def test_no_rounds_score_the_model_as_it_is(run_tiny: Any, method: str) -> None:
+    """Zero-shot."""
+    done = run_tiny("federation.rounds=0", f"method={{name: {method}}}", report=True)
+    summary = done.summary
+    assert summary["rounds"] == 0
+    assert 0.0 <= summary["metrics"]["mean_client"]["f1"] <= 1.0
+    assert summary["communication"]["bytes_up"] == summary["communication"]["bytes_down"] == 0
+    assert summary["time"]["train_seconds"] == 0
+    assert [event["event"] for event in done.events][-1] == "final"
+    assert (done.folder / "report.html").is_file()
+    assert done.of("round") == []
+    assert [*done.folder.glob("**/model/*model.safetensors")]
+    costs = {name: value(summary) for name, (_, value) in COSTS.items()}  # as a comparison asks for them
+    assert costs["train_seconds_per_round"] is None
+    assert costs["megabytes_sent"] == 0.0
+
+
+def test_a_plan_of_no_rounds_sends_and_trains_nothing() -> None:
+    none = [*TINY, "federation.rounds=0", "federation.score_clients=true"]
+    plan = make_plan(read_source(None, none), seconds=0.01)
+    assert plan.communication["bytes_up"] == plan.communication["bytes_down"] == 0
+    assert plan.time["train_seconds"] == plan.time["seconds_per_round"] == 0
+    assert plan.time["total_seconds"] > 0
+
+
+BRIEF = ("federation.rounds=1", "federation.floors=false", "data.synthetic.notes=6")
+
+
+@pytest.mark.parametrize(
+    ("method", "sent"),
+    [
+        ("{name: layer_skipping, top: 1, head: local}", {"block 2", "final norm"}),
+        ("{name: fedavg}", {"embedding", "block 0", "block 1", "block 2", "final norm", "head"}),
+    ],
+)
+def test_groups_are_whole_and_add_up_to_what_was_sent(run_once: RunTiny, method: str, sent: set[str]) -> None:
+    run = run_once(f"method={method}", *BRIEF, "federation.sample=0.67")
+    (start,) = run.of("run")
+    whole = start["groups"]
+    assert list(whole) == ["embedding", "block 0", "block 1", "block 2", "final norm", "head"]
+    assert 0 < start["model"]["bytes"] - sum(whole.values()) < 10_000  # the header
+    for event in run.of("round"):
+        clients = len(event["exchanges"])
+        assert clients == 2
+        assert event["groups_up"] == {group: clients * whole[group] for group in whole if group in sent}
+        headers = sum(client["bytes_up"] for client in event["exchanges"].values())
+        assert 0 < headers - sum(event["groups_up"].values()) < clients * 10_000
+
+
+def test_what_is_no_parameter_is_other(run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    train = LayerSkipping.train
+
+    def with_sketch(self, plan, client, rng) -> Update:
+        update = train(self, plan, client, rng)
+        return Update({**update.tensors, "sketch": torch.zeros(5)}, update.values, weight=update.weight)
+
+    def without_sketch(self, state: State, cohort, rng) -> State:
+        mean = cohort.mean("train", lambda _: Plan(state.tensors)).tensors
+        return State({name: mean[name] for name in state.tensors})
+
+    monkeypatch.setattr(LayerSkipping, "train", with_sketch)
+    monkeypatch.setattr(LayerSkipping, "round", without_sketch)
+    run = run_tiny(*BRIEF)
+    assert run.of("round")[0]["groups_up"]["other"] == 3 * 20
+
+
+def test_tensor_bytes_are_those_of_the_bodies() -> None:
+    message = Update({"a": torch.zeros(3, dtype=torch.bfloat16), "b": torch.zeros(0)}, {"loss": 0.5})
+    assert frame.encode(message).tensor_bytes() == {"a": 6, "b": 0}

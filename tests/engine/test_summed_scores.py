@@ -191,40 +191,29 @@ def test_a_sum_that_a_killed_server_left_is_used_though_one_of_its_sites_is_not_
     assert not told
 
 
-@pytest.fixture
-def codes(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The codes of the errors by which clients are lost."""
-    found: list[str] = []
+@pytest.mark.parametrize(
+    ("lie", "code"), [({"as_if": "scores/test"}, "wrong_sum"), ({"more": {"loss": 1e308}}, "not_agreed")]
+)
+def test_a_site_that_speaks_of_another_sum_or_says_more_is_lost_to_this_one_alone(
+    sites: dict[str, RemoteClient],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lie: dict[str, Any],
+    code: str,
+) -> None:
+    """A loss with such a weight would be beyond all numbers that a record can hold."""
+    codes: list[str] = []
     fail = Book.fail
 
     def noted(book: Book, client: str, error: Exception) -> None:
-        found.append(getattr(error, "code", ""))
+        codes.append(getattr(error, "code", ""))
         fail(book, client, error)
 
     monkeypatch.setattr(Book, "fail", noted)
-    return found
-
-
-def test_a_site_that_speaks_of_another_sum_is_lost_to_this_one_alone(
-    sites: dict[str, RemoteClient], tmp_path: Path, codes: list[str]
-) -> None:
     told: Told = []
     server = Here(tmp_path, sites, told)
-    server.as_if = "scores/test"
+    vars(server).update(lie)
     assert server.scores(1)["global"]
     ((event, facts),) = told
     assert (event, facts["client"]) == ("client_failed", "site-2")
-    assert codes == ["wrong_sum"]
-
-
-def test_a_site_that_says_more_than_belongs_to_a_sum_is_not_in_it(
-    sites: dict[str, RemoteClient], tmp_path: Path, codes: list[str]
-) -> None:
-    """As a loss, with such a weight, it would be beyond all numbers that a record can hold."""
-    told: Told = []
-    server = Here(tmp_path, sites, told)
-    server.more = {"loss": 1e308}
-    assert server.scores(1)["global"]
-    ((event, facts),) = told
-    assert (event, facts["client"]) == ("client_failed", "site-2")
-    assert codes == ["not_agreed"]
+    assert codes == [code]

@@ -25,14 +25,12 @@ from fedstrata.engine.remote.engine import RemoteEngine
 from fedstrata.engine.remote.turns import RemoteTurns
 from fedstrata.engine.run_folder import open_run
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
-from fedstrata.transport.timing import Timing
 
-RAY = pytest.param("ray", marks=pytest.mark.engines)
 SLOW_RAY = pytest.param("ray", marks=[pytest.mark.engines, pytest.mark.slow])
 ENGINES = ("workers", "remote")
 """All of ours but the local one, which they are held against, and those that need an extra."""
-WORKERS = ("2", SLOW_RAY)
-"""What `workers` may be for several at once: processes of this machine, or of a cluster."""
+WORKERS = ("workers", SLOW_RAY)
+"""Several at once, in processes of this machine or of a cluster."""
 SERVED = ("remote", "nvflare")
 """Those whose clients join a run that is served."""
 FAST = (
@@ -63,60 +61,56 @@ DIVIDED = (
 SIMULATED = ("corrupt", "dropout", "devices", "score_clients")
 """What only a simulation does."""
 SECURE = ("privacy.secure_aggregation=true",)
-PRIVACY = {"none": (), "private": PRIVATE, "secure": SECURE}
-ON_RAY = (
-    ("method={name: layer_skipping, top: 1, head: local}", "training.cache=on"),
-    ("method={name: fedper}",),
-)
-ON_TWO_NODES = [
-    pytest.param(
-        method,
-        privacy,
-        marks=() if (number + other) % 2 else pytest.mark.slow,  # each of them at least once
-        id=f"{method[0]}-{privacy}",
-    )
-    for number, method in enumerate(ON_RAY)
-    for other, privacy in enumerate(PRIVACY)
-]
 WEEKLY = [pytest.mark.slow, pytest.mark.weekly]
+OF_EXTRA = (pytest.mark.engines, pytest.mark.slow)
 
 
 def marks_of(engine: str, number: int) -> Collection[pytest.MarkDecorator]:
     """A landing has every run on one of the two engines, and some on both; all are run every week."""
     if engine == "workers" and number == 0:
         return ()
-    elsewhere = any(setting in " ".join(METHODS_OF_RUNS[number][1:]) for setting in SIMULATED)
+    elsewhere = only_simulated(METHODS_OF_RUNS[number], SIMULATED)
     return [pytest.mark.slow] if elsewhere or number % 2 == (engine == "remote") else WEEKLY
 
 
-EVERY = (
-    [
-        pytest.param(engine, run, marks=marks_of(engine, number), id=f"{engine}-{run[0]}")
-        for engine in ENGINES
-        for number, run in enumerate(METHODS_OF_RUNS)
-        if engine != "remote" or not any(setting in " ".join(run[1:]) for setting in SIMULATED)
-    ]
-    + [pytest.param("remote", run, marks=pytest.mark.slow, id=f"remote-{run[0]}") for run in DIVIDED]
-    + [
-        pytest.param("ray", run, marks=[pytest.mark.engines, pytest.mark.slow], id=f"ray-{run[0]}")
-        for run in METHODS_OF_RUNS
-    ]
-)
+def only_simulated(run: tuple[str, ...], settings: Collection[str]) -> bool:
+    return any(setting in " ".join(run[1:]) for setting in settings)
 
 
-NVFLARE = (FAST[0], DIVIDED[0], ("method={name: layer_skipping, top: 1}", *PRIVATE, "privacy.scores=summed"))
+SHARED = "method={name: layer_skipping, top: 1}"
+OWN_HEADS = "method={name: layer_skipping, top: 1, head: local}"
+ON_RAY = {
+    (OWN_HEADS, "training.cache=on", *PRIVATE): False,
+    ("method={name: fedper}",): False,
+    ("method={name: fedper}", *SECURE): False,
+    (OWN_HEADS, "training.cache=on"): True,
+    (OWN_HEADS, "training.cache=on", *SECURE): True,
+    **dict.fromkeys(METHODS_OF_RUNS, True),
+}
+"""On a cluster of two nodes, and whether it is slow."""
+NVFLARE = (FAST[0], DIVIDED[0], (SHARED, *PRIVATE, "privacy.scores=summed"))
 """Of the runs on NVFlare's federation those that are not slow. The divided method goes with no privacy, and a
 secure sum of the other one is below. Documents that a simulation gives its server stay with sites of their
 own, so that the numbers are others."""
-EVERY += [
-    pytest.param(
-        "nvflare",
-        run,
-        marks=(pytest.mark.engines, *(() if run in NVFLARE else (pytest.mark.slow,))),
-        id=f"nvflare-{number}-{run[0]}",
-    )
-    for number, run in enumerate(dict.fromkeys((*NVFLARE, *METHODS_OF_RUNS, *DIVIDED)))
-    if not any(setting in " ".join(run[1:]) for setting in (*SIMULATED, "split.server"))
+EVERY = [
+    *(
+        pytest.param(engine, run, marks=marks_of(engine, number), id=f"{engine}-{run[0]}")
+        for engine in ENGINES
+        for number, run in enumerate(METHODS_OF_RUNS)
+        if engine != "remote" or not only_simulated(run, SIMULATED)
+    ),
+    *(pytest.param("remote", run, marks=pytest.mark.slow, id=f"remote-{run[0]}") for run in DIVIDED),
+    *(
+        pytest.param("ray", run, marks=OF_EXTRA[: 1 + slow], id=f"ray-{number}-{run[0]}")
+        for number, (run, slow) in enumerate(ON_RAY.items())
+    ),
+    *(
+        pytest.param(
+            "nvflare", run, marks=OF_EXTRA[: 1 + (run not in NVFLARE)], id=f"nvflare-{number}-{run[0]}"
+        )
+        for number, run in enumerate(dict.fromkeys((*NVFLARE, *METHODS_OF_RUNS, *DIVIDED)))
+        if not only_simulated(run, (*SIMULATED, "split.server"))
+    ),
 ]
 
 
@@ -140,14 +134,14 @@ def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) ->
     """Runs a tiny federation by the engine of this name."""
 
     def run(engine: str, *overrides: str) -> Finished:
-        if engine == "ray":
-            request.getfixturevalue("ray_nodes")
         if engine == "nvflare":
             return request.getfixturevalue("nvflare").run(tmp_path / "served", *overrides)
-        if engine != "remote":
-            workers = {"workers": ["workers=2"], "ray": ["workers=ray"]}.get(engine, [])
-            return run_tiny(*overrides, *workers, out="other")
-        return served(tmp_path / "served", request.getfixturevalue("clients"), *overrides)
+        if engine == "remote":
+            return served(tmp_path / "served", request.getfixturevalue("clients"), *overrides)
+        if engine == "ray":
+            request.getfixturevalue("ray_nodes")
+        workers = {"workers": ["workers=2"], "ray": ["workers=ray"]}.get(engine, [])
+        return run_tiny(*overrides, *workers, out="other")
 
     return run
 
@@ -174,18 +168,6 @@ def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None
         ]
         for ours, theirs in zip(*trained, strict=True):
             assert ours == (theirs if ours["frame"] else {**theirs, "frame": None})
-
-
-@pytest.fixture
-def several(run_once: RunTiny, workers: str, request: pytest.FixtureRequest) -> RunTiny:
-    """Runs as `run_once` does with several workers: those of the test's parameter `workers`."""
-    if workers == "ray":
-        request.getfixturevalue("ray_nodes")
-
-    def run(*overrides: str, out: str = "run") -> Finished:
-        return run_once(*overrides, f"workers={workers}")
-
-    return run
 
 
 SCORES = {"global", "clients", "mean_client", "external", "best"}
@@ -236,21 +218,10 @@ def test_it_is_the_local_one(
     own = "federation.score_everywhere=false"  # which needs all documents in one place
     local, other = run_once(*overrides, own, "threads=1"), run_by(engine, *overrides, own, "threads=1")
     assert_same(local, other, ends_there=overrides in DIVIDED)
-    assert_same_ledgers(local, other, served=engine in SERVED)
-
-
-@pytest.mark.engines
-@pytest.mark.parametrize(("method", "privacy"), ON_TWO_NODES)
-def test_a_cluster_of_two_nodes_is_the_local_engine(
-    run_by: RunBy, run_once: RunTiny, method: tuple[str, ...], privacy: str
-) -> None:
-    """Of masked sums the keys are drawn anew, so that what was sent is never the same."""
-    overrides = (*method, *PRIVACY[privacy], "threads=1")
-    local, other = run_once(*overrides), run_by("ray", *overrides)
-    assert other.of("run")[0]["workers"] == 2
-    assert_same(local, other)
-    if privacy != "secure":
-        assert_same_ledgers(local, other, served=False)
+    if SECURE[0] not in overrides:  # whose keys are drawn anew
+        assert_same_ledgers(local, other, served=engine in SERVED)
+    if engine in ("workers", "ray"):
+        assert other.of("run")[0]["workers"] == 2
 
 
 @pytest.mark.slow
@@ -269,28 +240,12 @@ def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
 
 
 @pytest.mark.slow
-def test_a_site_that_is_killed_in_a_secure_sum_costs_the_rounds_that_need_it(
-    clients: Clients, tmp_path: Path
-) -> None:
-    give_identities(tmp_path / "served")
-    overrides = (*troubled("is killed", tmp_path), "privacy.secure_aggregation=true")
-    brief = Timing(answer=300.0, reconnect=1.0, keepalive=20.0)
-    run = served(tmp_path / "served", clients, *overrides, timing=brief)
-    assert [event["secure_aggregation"]["refused"] for event in run.of("round")] == ["TooFewSites"] * 2
-    assert [event["abandoned"] for event in run.of("round")] == [True, True]
-    assert not kept_by(run, "site-1").tensors, "of a round that changes nothing nobody keeps anything"
-
-
-SHARED = "method={name: layer_skipping, top: 1}"
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["remote", pytest.param("nvflare", marks=pytest.mark.engines)])
 @pytest.mark.parametrize(
     ("overrides", "scores"),
     [
         ((*SECURE, SHARED, *RELATIONS, "privacy.range=16", "privacy.scores=summed"), True),
-        ((*SECURE, "method={name: layer_skipping, top: 1, head: local}"), False),
+        ((*SECURE, OWN_HEADS), False),
         ((*JOINT, SHARED, "privacy.scores=summed"), True),
     ],
     ids=["plain", "personal", "joint"],
@@ -326,10 +281,9 @@ def test_a_secure_sum_between_processes_is_that_of_a_simulation(
 @pytest.mark.slow
 def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) -> None:
     """The threads of a client stay what they were, though nobody says so."""
-    method = "method={name: layer_skipping, top: 1, head: local}"
-    run_tiny(method, "federation.rounds=1", "workers=2", out="part")
+    run_tiny(OWN_HEADS, "federation.rounds=1", "workers=2", out="part")
     resumed = run_tiny("workers=1", "federation.rounds=2", out="part", resume=True)
-    whole = run_once(method, "threads=1")
+    whole = run_once(OWN_HEADS, "threads=1")
     assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     assert whole.summary["metrics"] == resumed.summary["metrics"]
     (began,), (went_on,) = resumed.of("run"), resumed.of("resumed")
@@ -339,7 +293,7 @@ def test_a_resumed_run_may_have_another(run_tiny: RunTiny, run_once: RunTiny) ->
 @pytest.mark.parametrize("overrides", ["workers=1", pytest.param("workers=2", marks=pytest.mark.slow)])
 def test_a_client_whose_states_cannot_be_stored_is_told_of_once(run_once: RunTiny, overrides: str) -> None:
     """The two of a round are shared out anew each time."""
-    cache = ("training.cache=on", "training.cache_gigabytes=1e-9", "method={name: layer_skipping, top: 1}")
+    cache = ("training.cache=on", "training.cache_gigabytes=1e-9", SHARED)
     federation = "federation={sample: 0.67, rounds: 4, evaluate_every: 4, floors: false}"
     run = run_once(*cache, federation, "data.synthetic.notes=6", "threads=1", overrides)
     sampled = {tuple(event["exchanges"]) for event in run.of("round")}
@@ -364,19 +318,6 @@ def test_a_client_that_fails_is_lost(run_by: RunBy, run_tiny: RunTiny, tmp_path:
     assert other.summary["failures"]["clients"] == {"site-2": 2}
     assert kept_by(other, "site-1").tensors
     assert not kept_by(other, "site-2").tensors
-
-
-@pytest.mark.slow
-def test_a_client_that_is_killed_in_its_turn_is_lost_to_the_rounds_that_are_left(
-    run_tiny: RunTiny, clients: Clients, tmp_path: Path
-) -> None:
-    """What it has left behind is nobody's; the others come to what they do in a simulation without it."""
-    local = run_tiny(*troubled("fails", tmp_path), out="local")
-    brief = Timing(answer=300.0, reconnect=1.0, keepalive=20.0)
-    killed = troubled("is always killed", tmp_path)
-    other = served(tmp_path / "served", clients, *killed, timing=brief)
-    assert_same_tensors(local.state.tensors, other.state.tensors)
-    assert [event["client"] for event in other.of("client_failed") if "part" not in event] == ["site-2"]
 
 
 def test_a_server_holds_two_plans_and_two_updates_at_a_time(
@@ -424,17 +365,17 @@ def test_a_client_that_comes_again_is_told_what_of_a_round_of_two_handlers_count
 
 
 @pytest.mark.parametrize(
-    ("workers", "trouble"),
+    ("engine", "trouble"),
     [
-        ("2", "is killed"),
-        *(pytest.param("ray", how, marks=RAY.marks) for how in ("is killed", "loses its machine")),
+        ("workers", "is killed"),
+        *(pytest.param("ray", how, marks=pytest.mark.engines) for how in ("is killed", "loses its machine")),
     ],
 )
 def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(
-    several: RunTiny, run_once: RunTiny, tmp_path: Path, trouble: str
+    run_by: RunBy, run_once: RunTiny, tmp_path: Path, engine: str, trouble: str
 ) -> None:
     """It is killed when the client has trained, and has kept something of it."""
-    once = several(*troubled(trouble, tmp_path), out="killed")
+    once = run_by(engine, *troubled(trouble, tmp_path))
     assert (tmp_path / "site-2").exists()
     never = run_once("method={name: fedavg}", *BRIEF)
     assert_same_tensors(once.state.tensors, never.state.tensors)
@@ -443,9 +384,11 @@ def test_a_process_that_is_killed_costs_a_turn_that_is_run_again(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(several: RunTiny, tmp_path: Path) -> None:
-    run = several(*troubled("is always killed", tmp_path))
+@pytest.mark.parametrize("engine", WORKERS)
+def test_a_client_whose_process_is_killed_whenever_it_works_is_lost(
+    run_by: RunBy, tmp_path: Path, engine: str
+) -> None:
+    run = run_by(engine, *troubled("is always killed", tmp_path))
     assert [(event["client"], event["error"]) for event in run.of("client_failed")] == [
         ("site-2", "WorkerLostError")
     ] * 2
@@ -484,10 +427,10 @@ def test_an_update_that_shared_memory_has_no_room_for_is_named(run_tiny: RunTiny
         run_tiny(*troubled("has no room", tmp_path), "workers=2")
 
 
-@pytest.mark.parametrize("workers", WORKERS)
-def test_a_mistake_in_the_program_stops_the_run(several: RunTiny, tmp_path: Path) -> None:
-    with pytest.raises(KeyError, match="a mistake"):
-        several(*troubled("breaks", tmp_path))
+@pytest.mark.parametrize("engine", WORKERS)
+def test_a_mistake_in_the_program_stops_the_run(run_by: RunBy, tmp_path: Path, engine: str) -> None:
+    with pytest.raises(KeyError):
+        run_by(engine, *troubled("breaks", tmp_path))
 
 
 @pytest.mark.slow
@@ -512,9 +455,8 @@ def test_what_nobody_takes_leaves_no_trace(run_tiny: RunTiny, tmp_path: Path) ->
 def test_clients_that_cannot_work_at_once_refuse_workers(
     run_tiny: RunTiny, method: str, workers: str
 ) -> None:
-    with refused(
-        ConfigurationError, "out_of_range", at="workers", values=["1 or auto", f"not {workers}", method]
-    ):
+    values = ["1 or auto", f"not {workers}", method]
+    with refused(ConfigurationError, "out_of_range", at="workers", values=values):
         run_tiny(f"method={{name: {method}}}", f"workers={workers}")
 
 

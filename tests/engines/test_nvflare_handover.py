@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import TINY, Call, refused
+from support import TINY, Call, problems_of, refused
 
 from fedstrata.core.errors import ConfigurationError, FedstrataError
 from fedstrata.core.files import taking_turns
@@ -109,10 +109,8 @@ def test_a_server_keeps_jobs_where_nobody_else_looks(tmp_path: Path) -> None:
     snapshots = {"args": {"storage": {"args": {"root_dir": "/everybody/snapshots"}}}}
     server = kit(tmp_path / "hub", "server", components=[LAUNCHER, manager], snapshot_persistor=snapshots)
     found = json.loads(prepare_kit(server).read_text())
-    places = (
-        found["components"][1]["args"]["uri_root"],
-        found["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"],
-    )
+    kept = found["snapshot_persistor"]["args"]["storage"]["args"]
+    places = (found["components"][1]["args"]["uri_root"], kept["root_dir"])
     assert places == (str(server / "jobs"), str(server / "snapshots"))
     assert all(Path(place).stat().st_mode & 0o777 == 0o700 for place in places)
 
@@ -121,7 +119,6 @@ def test_what_is_no_kit_is_not_touched(tmp_path: Path, call: Call) -> None:
     told = call("nvflare-kit", tmp_path)
     assert told.status == 2
     assert "[wrong_kit]" in told.err
-    assert str(tmp_path) in told.err.replace("\n", "")
     assert not (tmp_path / "local").exists()
 
 
@@ -130,24 +127,20 @@ def test_all_that_is_wrong_with_what_a_site_says_is_told(tmp_path: Path) -> None
     (tmp_path / "local" / "fedstrata.yaml").write_text("home: 3\npolicies: none\n")
     with pytest.raises(ConfigurationError) as caught:
         SiteSettings.read(tmp_path)
-    assert {problem.path for problem in caught.value.problems} == {"configuration", "home", "policies"}
+    assert {at for at, _ in problems_of(caught.value)} == {"configuration", "home", "policies"}
 
 
 @pytest.mark.parametrize(
     ("arguments", "path", "code"),
     [
-        (("--admin", "kit", "--insecure", "--clients", "a"), "--admin", "no_effect"),
-        (("--on", "nvflare", "--clients", "a"), "--admin", "missing"),
-        (("--on", "nvflare", "--admin", "kit"), "--clients", "missing"),
-        (
-            ("--on", "nvflare", "--admin", "kit", "--clients", "a", "--insecure", "--listen", "127.0.0.1:1"),
-            "--insecure",
-            "no_effect",
-        ),
+        ("--admin kit --insecure --clients a", "--admin", "no_effect"),
+        ("--on nvflare --clients a", "--admin", "missing"),
+        ("--on nvflare --admin kit", "--clients", "missing"),
+        ("--on nvflare --admin kit --clients a --insecure --listen 127.0.0.1:1", "--insecure", "no_effect"),
     ],
 )
-def test_what_has_no_effect_is_refused(call: Call, arguments: tuple[str, ...], path: str, code: str) -> None:
-    told = call("serve", *arguments)
+def test_what_has_no_effect_is_refused(call: Call, arguments: str, path: str, code: str) -> None:
+    told = call("serve", *arguments.split())
     assert told.status == 2
     assert re.search(rf"{path}: .*?\[{code}\]", told.err.replace("\n", " "))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 from nvflare_federation import SERVER, NVFlareFederation, ended
-from support import RunTiny, assert_same_tensors
+from support import Finished, RunTiny, assert_same_tensors
 
 from fedstrata.record.log import committed_rounds, read_events
 
-pytestmark = pytest.mark.engines
+pytestmark = [pytest.mark.engines, pytest.mark.slow]
 
 MANY_ROUNDS = (
     "method={name: layer_skipping, top: 1, head: local}",
@@ -33,7 +33,14 @@ def wait_for_rounds(process: subprocess.Popen[str], folder: Path, more: int = 3)
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+def assert_ended(process: subprocess.Popen[str], folder: Path, *, jobs: int) -> Finished:
+    """Waits for the end of a run that has been submitted so often; returns what it left."""
+    told, _ = process.communicate()
+    assert process.returncode == 0, told
+    assert told.count("submitted as job") == jobs
+    return ended(folder)
+
+
 def test_a_server_that_is_killed_costs_nothing(
     nvflare: NVFlareFederation, run_once: RunTiny, tmp_path: Path
 ) -> None:
@@ -45,17 +52,13 @@ def test_a_server_that_is_killed_costs_nothing(
     wait_for_rounds(process, tmp_path)
     nvflare.kill(SERVER)
     nvflare.start(SERVER)
-    told, _ = process.communicate()
-    assert process.returncode == 0, told
-    assert told.count("submitted as job") == 2
-    run = ended(tmp_path)
+    run = assert_ended(process, tmp_path, jobs=2)
     assert len(run.of("resumed")) == 2
     assert_same_tensors(local.state.tensors, run.state.tensors)
     assert local.summary["metrics"] == run.summary["metrics"]
     assert not run.of("client_failed")
 
 
-@pytest.mark.slow
 def test_a_supervisor_that_is_killed_and_started_again_costs_nothing(
     nvflare: NVFlareFederation, run_once: RunTiny, tmp_path: Path
 ) -> None:
@@ -66,22 +69,15 @@ def test_a_supervisor_that_is_killed_and_started_again_costs_nothing(
     wait_for_rounds(first, tmp_path)
     first.kill()
     first.communicate()
-    second = nvflare.begin(tmp_path, *MANY_ROUNDS, options=options)
-    told, _ = second.communicate()
-    assert second.returncode == 0, told
-    run = ended(tmp_path)
+    run = assert_ended(nvflare.begin(tmp_path, *MANY_ROUNDS, options=options), tmp_path, jobs=0)
     assert_same_tensors(local.state.tensors, run.state.tensors)
     assert not run.of("client_failed")
 
 
-@pytest.mark.slow
 def test_a_site_whose_job_is_killed_is_back_after_a_round(nvflare: NVFlareFederation, tmp_path: Path) -> None:
     process = nvflare.begin(tmp_path, *MANY_ROUNDS, "federation.min_clients=1", options=BRIEF)
     wait_for_rounds(process, tmp_path)
     nvflare.kill_job("site-2")
-    told, _ = process.communicate()
-    assert process.returncode == 0, told
-    run = ended(tmp_path)
+    run = assert_ended(process, tmp_path, jobs=1)
     assert run.summary["failures"]["clients"] == {"site-2": 1}
     assert "site-2" in run.of("round")[-1]["exchanges"]
-    assert told.count("submitted as job") == 1

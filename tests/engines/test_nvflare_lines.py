@@ -93,6 +93,12 @@ def job_cell(cell: Any) -> Any:
     return JobCell(cell, Signal())
 
 
+def numbers_of(hub: Any, count: int) -> list[Any]:
+    """What so many messages have that come next."""
+    arrivals = [hub.receive(10) for _ in range(count)]
+    return [frame.decode(each.frame, Message).values["number"] for each in arrivals]
+
+
 def test_messages_come_as_they_were_sent_and_in_order(hub: Any, cells: Cells) -> None:
     """Small ones, and some of several chunks, both ways."""
     with joined(hub, job_cell(cells("north"))) as membership:
@@ -104,8 +110,7 @@ def test_messages_come_as_they_were_sent_and_in_order(hub: Any, cells: Cells) ->
         assert torch.equal(frame.decode(content, Message).tensors["plan"], many)
         for number in range(40):
             line.send(Message({}, {"number": number}))
-        arrivals = [hub.receive(10) for _ in range(40)]
-        assert [frame.decode(each.frame, Message).values["number"] for each in arrivals] == list(range(40))
+        assert numbers_of(hub, 40) == list(range(40))
 
 
 def test_a_connection_that_breaks_loses_no_message(hub: Any, cells: Cells) -> None:
@@ -116,8 +121,7 @@ def test_a_connection_that_breaks_loses_no_message(hub: Any, cells: Cells) -> No
             TurnLine(membership, 1).send(Message({}, {"number": number}))
             if number % 3 == 0:
                 membership._broken.set()
-        arrivals = [hub.receive(10) for _ in range(10)]
-        assert [frame.decode(each.frame, Message).values["number"] for each in arrivals] == list(range(10))
+        assert numbers_of(hub, 10) == list(range(10))
 
 
 def test_what_a_server_says_of_the_run_is_heard_by_those_it_knows(hub: Any, cells: Cells) -> None:

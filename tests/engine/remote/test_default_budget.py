@@ -9,19 +9,20 @@ from typing import Any, NoReturn
 
 import pytest
 from private_client import JOINT, PRIVATE
-from support import TINY, problems_of, refused
+from remote_run import CLIENTS
+from support import TINY, refused, silent
 
 from fedstrata.client.accounts import TurnAccount
 from fedstrata.client.store import home_of
 from fedstrata.client.turn import Done, Order
-from fedstrata.core.errors import BudgetRefusedError, ConfigurationError, FrameError
+from fedstrata.core.errors import BudgetRefusedError, ConfigurationError
 from fedstrata.core.settings.policy import SitePolicy
 from fedstrata.core.settings.source import Source, read_source
 from fedstrata.core.types import Plan
 from fedstrata.engine.budgets import BUDGET, with_budget
 from fedstrata.engine.prepare import Experiment, prepare_client, prepare_server
 from fedstrata.engine.remote.joining import RemoteClient, join_run
-from fedstrata.engine.remote.shared_settings import shared_settings, with_shared
+from fedstrata.engine.remote.shared_settings import shared_settings
 from fedstrata.privacy.budgets.budget import read_budget
 from fedstrata.privacy.budgets.pseudonyms import PseudonymKey
 from fedstrata.record.client_events import line_of
@@ -85,8 +86,8 @@ class NotReachableError(Exception):
 
 def test_whoever_joins_has_it(tmp_path: Path) -> None:
     """By what a server says of a run, as `fedstrata join` does."""
-    names, joined = ["site-1", "site-2", "site-3"], list[RemoteClient]()
-    told = shared_settings(prepare_server(read_source(None, [*TINY, *SECURE]), names))
+    joined = list[RemoteClient]()
+    told = shared_settings(prepare_server(read_source(None, [*TINY, *SECURE]), CLIENTS))
 
     def session_of(remote: RemoteClient) -> NoReturn:
         joined.append(remote)
@@ -132,9 +133,8 @@ def test_no_server_gets_what_no_budget_can_count(asked: str, tmp_path: Path) -> 
     for spent in (False, True):
         if spent:
             SiteOf(tmp_path).turns(RUNS[0])
-        with pytest.raises(ConfigurationError) as error:
-            with_budget(experiment, "site-1", tmp_path, SitePolicy(), lambda *_: None)
-        assert problems_of(error.value) == [(asked.partition("=")[0], "unbounded")]
+        with refused(ConfigurationError, "unbounded", at=asked.partition("=")[0]):
+            with_budget(experiment, "site-1", tmp_path, SitePolicy(), silent)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_a_site_keeps_the_budget_that_its_own_file_names(tmp_path: Path) -> None
 def test_joint_noise_has_room_for_its_own_run(tmp_path: Path) -> None:
     settings = [*TINY, *(each.replace("noise: seeded", "noise: secure") for each in JOINT)]
     experiment = prepare_client(read_source(None, settings), "site-1")
-    own = with_budget(experiment, "site-1", tmp_path, SitePolicy(), lambda *_: None)
+    own = with_budget(experiment, "site-1", tmp_path, SitePolicy(), silent)
     assert own.privacy.settings.bounded_by is not None
     assert own.privacy.settings.bounded_by.epsilon >= (own.privacy.epsilon("site-1", own.privacy.turns) or 0)
 
@@ -190,16 +190,3 @@ def test_people_are_told_which_of_the_two_holds(tmp_path: Path) -> None:
     assert lines[0] != lines[1]
     assert str(tmp_path / "on" / BUDGET) in lines[0]
     assert home_of(tmp_path, None) == tmp_path
-
-
-def test_no_server_turns_it_off() -> None:
-    names = ["site-1", "site-2", "site-3"]
-    with pytest.raises(ConfigurationError) as caught:
-        prepare_server(read_source(None, [*TINY, *SECURE, "privacy.budget=unlimited"]), names)
-    assert problems_of(caught.value) == [("privacy.budget", "not_supported")]
-    told = shared_settings(prepare_server(read_source(None, [*TINY, *SECURE]), names))
-    site = {"data": {"format": "synthetic", "types": ["drug"]}, "privacy": {"budget": "unlimited"}}
-    assert with_shared(Source(site, {}), told).values["privacy"]["budget"] == "unlimited"
-    told["settings"]["privacy"]["budget"] = "unlimited"
-    with refused(FrameError, "site_decides", values=["privacy.budget"]):
-        with_shared(Source({}, {}), told)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event, Thread
+from threading import Thread
 from typing import Any
 
 import pytest
 import torch
-from support import TINY, refused
+from support import TINY, refused, silent
 
 from fedstrata.client.failures import describe
 from fedstrata.client.store import ClientStore, client_folder, home_of
@@ -71,6 +71,43 @@ def served(remote: RemoteClient, welcome: dict[str, JSON]) -> Iterator[tuple[Grp
         hub.stop(1.0, complete=True)
 
 
+@contextmanager
+def at_work(
+    remote: RemoteClient, *ends: type[Exception], **welcome: JSON
+) -> Iterator[Callable[..., tuple[Header, Frame]]]:
+    """Gives what asks a client that is at work for a turn; it may end with these errors."""
+
+    def serve() -> None:
+        with suppress(*ends):
+            remote.serve(membership)
+
+    with served(remote, {"counted": 0, "run": FIRST, **welcome}) as (hub, membership):
+        thread = Thread(target=serve)
+        thread.start()
+        turn = 0
+
+        def ask(handler: str, plan: Plan, *, number: int = 1) -> tuple[Header, Frame]:
+            nonlocal turn
+            give_up()
+            turn += 1
+            header = Header(Kind.PLAN, turn=turn, round=number, handler=handler, call=1)
+            hub.send("site-1", header, frame.encode(plan))
+            while (arrival := hub.receive(60)) is not None and arrival.header is not None:
+                if arrival.header.turn == turn:
+                    break
+            assert arrival is not None and arrival.header is not None and arrival.frame is not None
+            return arrival.header, frame.split(arrival.frame.tobytes())
+
+        def give_up() -> None:
+            if turn:
+                hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
+
+        yield ask
+        give_up()
+        hub.stop(1.0, complete=True)
+        thread.join()
+
+
 def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
     tmp_path: Path, experiment: Experiment
 ) -> None:
@@ -82,7 +119,7 @@ def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
         for number in (1, 2, 3):
             ends = Message({"head": torch.tensor(float(number))})
             store_of(tmp_path, FIRST, client, number).write(ends)
-    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None, runs=2)
+    remote = RemoteClient(experiment, "site-1", tmp_path, silent, runs=2)
     for welcome, left in (
         ({"counted": 0, "run": SECOND}, 3.0),
         ({"counted": 2, "run": FIRST}, 2.0),
@@ -106,7 +143,7 @@ def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
 def test_a_turn_whose_end_was_lost_with_the_line_counts_as_the_server_says(
     tmp_path: Path, experiment: Experiment, said: dict[str, JSON], counts: bool
 ) -> None:
-    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    remote = RemoteClient(experiment, "site-1", tmp_path, silent)
     remote._done, remote._trained = Header(Kind.PLAN, turn=7, round=2, handler="train"), 1
     with served(remote, {"run": FIRST, **said}) as (hub, membership):
         hub.stop(1.0, complete=True)
@@ -121,39 +158,20 @@ def test_scores_that_fail_cost_a_client_nothing_that_it_has_learnt(
     tmp_path: Path, experiment: Experiment
 ) -> None:
     store_of(tmp_path, FIRST, "site-1", 2).write(Message({"head": torch.tensor(2.0)}))
-    failed = Event()
-    remote = RemoteClient(
-        experiment, "site-1", tmp_path, lambda event, facts: failed.set() if event == "turn_failed" else None
-    )
-    with served(remote, {"counted": 2, "run": FIRST}) as (hub, membership):
-        asked = Header(Kind.PLAN, turn=1, round=2, handler=SCORE)
-        hub.send("site-1", asked, frame.encode(Plan({}, {"part": "all of them"})))
-        thread = Thread(target=remote.serve, args=(membership,))
-        thread.start()
-        assert failed.wait(60)
-        hub.stop(1.0, complete=True)
-        thread.join()
+    remote = RemoteClient(experiment, "site-1", tmp_path, silent)
+    with at_work(remote, counted=2) as ask:
+        header, _ = ask(SCORE, Plan({}, {"part": "all of them"}), number=2)
+    assert header.kind == Kind.FAILED
     assert kept(tmp_path, FIRST, "site-1") == 2.0
 
 
 def test_what_is_sent_twice_has_no_noise_in_common(tmp_path: Path, experiment: Experiment) -> None:
     """A server that asks for the same again cannot subtract: both times the states are others."""
-    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
-    sent: list[torch.Tensor] = []
-    with served(remote, {"counted": 0, "run": FIRST}) as (hub, membership):
-        thread = Thread(target=remote.serve, args=(membership,))
-        thread.start()
-        for turn in (1, 2):
-            asked = Header(Kind.PLAN, turn=turn, round=1, handler=SCORE, call=1)
-            hub.send("site-1", asked, frame.encode(Plan({}, {"part": "test"})))
-            arrival = hub.receive(60)
-            assert arrival is not None
-            assert arrival.frame is not None
-            (states,) = frame.decode(arrival.frame, Message).tensors.values()
-            sent.append(states.clone())
-            hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
-        hub.stop(1.0, complete=True)
-        thread.join()
+    with at_work(RemoteClient(experiment, "site-1", tmp_path, silent)) as ask:
+        sent = [
+            next(iter(frame.decode(ask(SCORE, Plan({}, {"part": "test"}))[1], Message).tensors.values()))
+            for _ in range(2)
+        ]
     assert sent[0].shape == sent[1].shape
     noise = (sent[1] - sent[0]).abs().mean() / 2**0.5  # of two independent draws
     assert noise.item() == pytest.approx(0.5, rel=0.05)
@@ -164,32 +182,20 @@ def test_whatever_the_server_has_is_on_the_disk_of_the_client(
 ) -> None:
     """A message, why a turn has failed, and before all else what the client says of itself."""
     flushed: list[int] = []
-    remote = RemoteClient(experiment, "site-1", tmp_path, lambda event, facts: None)
+    remote = RemoteClient(experiment, "site-1", tmp_path, silent)
     assert remote._runs.count == 0  # makes the site's database, whose name is flushed too
     monkeypatch.setattr("os.fsync", flushed.append)
     (greeting,) = read_ledger(client_folder(tmp_path, "site-1") / LEDGER)
     assert (greeting["what"], greeting["run"], greeting["round"]) == ("greeting", None, 0)
     assert greeting["values"]["examples"] == remote.greeting["examples"]
     ledger = client_folder(home_of(tmp_path, FIRST), "site-1") / LEDGER
-    with served(remote, {"counted": 0, "run": FIRST}) as (hub, membership):
-        thread = Thread(target=remote.serve, args=(membership,))
-        thread.start()
-        asked: list[tuple[str, dict[str, JSON]]] = [(SCORE, {"part": "test"}), ("nothing", {})]
-        for turn, (handler, values) in enumerate(asked, start=1):
-            hub.send("site-1", Header(Kind.PLAN, turn=turn, round=1, handler=handler, call=1), plan(values))
-            while (arrival := hub.receive(60)) is not None and arrival.header is not None:
-                if arrival.header.turn == turn:
-                    break
-            assert arrival is not None
-            assert arrival.frame is not None
+    with at_work(remote, TrainingError) as ask:
+        for turn, (handler, what) in enumerate([(SCORE, "message"), ("nothing", "failure")], start=1):
+            _, sent = ask(handler, Plan({}, {"part": "test"}))
             line = list(read_ledger(ledger))[-1]
-            assert line["frame"] == arrival.frame.sha256()
-            assert (line["run"], line["handler"]) == (FIRST, handler)
-            assert line["what"] == ("message" if turn == 1 else "failure")
+            assert line["frame"] == sent.sha256()
+            assert (line["run"], line["handler"], line["what"]) == (FIRST, handler, what)
             assert len(flushed) == 1 + turn, "each line by itself, and the new folder"
-            hub.send("site-1", Header(Kind.FAILED, turn=turn), frame.encode(Message()))
-        hub.stop(1.0, complete=True)
-        thread.join()
     assert line["values"]["message"] == "FrameError"
 
 
@@ -199,23 +205,11 @@ def test_a_site_with_a_lock_sends_no_update_in_the_clear(tmp_path: Path) -> None
     identity, lock = files_of(tmp_path, "site-1")
     own = prepare_client(read_source(None, [*TINY, "privacy.secure_aggregation=true"]), "site-1")
     home = tmp_path / "home"
-    remote = RemoteClient(own, "site-1", home, lambda *_: None, identity=identity, lock=lock)
-    plan = frame.encode(Plan(own.method.start(own.model).tensors))
-
-    def serve() -> None:
-        with suppress(TrainingError):  # it has failed whenever it was to train
-            remote.serve(membership)
-
+    remote = RemoteClient(own, "site-1", home, silent, identity=identity, lock=lock)
     session = {path: value for path, value in agreed(own).items() if path in SESSION}
-    with served(remote, {"counted": 0, "run": FIRST, "settings": session}) as (hub, membership):
-        thread = Thread(target=serve)
-        thread.start()
-        hub.send("site-1", Header(Kind.PLAN, turn=1, round=1, handler="train", call=1), plan)
-        arrival = hub.receive(60)
-        hub.stop(1.0, complete=True)
-        thread.join()
-    assert arrival is not None and arrival.header is not None
-    assert arrival.header.kind == Kind.FAILED
+    with at_work(remote, TrainingError, settings=session) as ask:  # it has failed whenever it was to train
+        header, _ = ask("train", Plan(own.method.start(own.model).tensors))
+    assert header.kind == Kind.FAILED
     ledger = client_folder(home_of(home, FIRST), "site-1") / LEDGER
     assert not ledger.exists() or all(line["what"] != "update" for line in read_ledger(ledger))
 
@@ -224,10 +218,7 @@ def test_a_site_with_a_lock_sends_no_update_in_the_clear(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("error", "sent"),
     [
-        (
-            FileNotFoundError(2, "No such file or directory", "/notes/jane_doe.txt"),
-            "FileNotFoundError ENOENT",
-        ),
+        (FileNotFoundError(2, "No such file", "/notes/jane_doe.txt"), "FileNotFoundError ENOENT"),
         (OSError(28, "No space left on device"), "OSError ENOSPC"),
         (OSError("/notes/jane_doe.txt"), "OSError"),
         (OSError("/notes/jane_doe.txt", "cannot be decoded"), "OSError"),
@@ -249,32 +240,16 @@ def test_a_failed_turn_sends_the_kind_of_its_error_and_no_text(
     def fail(*args: Any) -> None:
         raise error
 
-    def serve() -> None:
-        with suppress(KeyError):  # a bug ends the site's process, after the server was told
-            remote.serve(membership)
-
     remote = RemoteClient(experiment, "site-1", tmp_path, listen)
     monkeypatch.setattr(remote._scoring, "score", fail)
-    with served(remote, {"counted": 0, "run": FIRST}) as (hub, membership):
-        thread = Thread(target=serve)
-        thread.start()
-        hub.send("site-1", Header(Kind.PLAN, turn=1, round=1, handler=SCORE, call=1), plan({"part": "test"}))
-        arrival = hub.receive(60)
-        assert arrival is not None
-        assert arrival.header is not None
-        assert arrival.frame is not None
-        hub.stop(1.0, complete=True)
-        thread.join()
-    assert arrival.header.kind == Kind.FAILED
-    assert frame.decode(arrival.frame, Message).values == {"message": sent}
-    assert b"jane" not in arrival.frame.tobytes()
+    with at_work(remote, KeyError) as ask:  # a bug ends the site's process, after the server was told
+        header, said = ask(SCORE, Plan({}, {"part": "test"}))
+    assert header.kind == Kind.FAILED
+    assert frame.decode(said, Message).values == {"message": sent}
+    assert b"jane" not in said.tobytes()
     ledger = client_folder(home_of(tmp_path, FIRST), "site-1") / LEDGER
     assert b"jane" not in ledger.read_bytes()
     assert heard == ([describe(error)] if sent != "KeyError" else []), "the site's people see all of it"
-
-
-def plan(values: dict[str, JSON]) -> Frame:
-    return frame.encode(Plan({}, values))
 
 
 @pytest.mark.parametrize("said", ["../..", "", 7, f"{FIRST}/.."])

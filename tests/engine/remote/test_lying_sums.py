@@ -23,6 +23,7 @@ from hostile_server import (
 from lying_server import OTHER, RUN, SITES, changed, told
 from secure_federation import SITES as MEMBERS
 from secure_federation import SUBJECT, Federation
+from support import assert_same_tensors
 
 from fedstrata.core.settings.source import flatten
 from fedstrata.core.types import Plan
@@ -175,8 +176,7 @@ def test_a_plan_without_tensors_is_none_of_those_that_had_some(server: Server) -
         return total is not None, cohort
 
     assert summed(1, *SITES)[0]
-    other = Plan({name: tensor + 1 for name, tensor in server.plan.tensors.items()}, {})
-    server.mean(*OTHERS, number=2, plan=other)
+    server.mean(*OTHERS, number=2, plan=other_model(server))
     there, cohort = summed(3, *OTHERS)
     assert not there
     assert len(cohort.kinds) == len(OTHERS)
@@ -192,11 +192,9 @@ def test_a_call_that_the_method_does_not_make_is_refused(server: Server) -> None
 def test_a_round_before_the_last_released_one_is_refused(server: Server) -> None:
     """So is a server that was restored from a backup and has another model than it had in that round."""
     server.mean(*SITES, number=3)
-    other = Plan({name: tensor + 1 for name, tensor in server.plan.tensors.items()}, {})
-    assert server.mean(*SITES, number=2, plan=other)[1].kinds == dict.fromkeys(SITES, RoundNotNew)
-    assert server.mean(*SITES, number=3, plan=other, attempt=1)[1].kinds == dict.fromkeys(
-        SITES, AlreadyReleased
-    )
+    other = other_model(server)
+    for again, refusal in (({"number": 2}, RoundNotNew), ({"number": 3, "attempt": 1}, AlreadyReleased)):
+        assert server.mean(*SITES, plan=other, **again)[1].kinds == dict.fromkeys(SITES, refusal)
 
 
 @pytest.mark.claim("secure_aggregation#restored-server")
@@ -204,9 +202,8 @@ def test_a_server_restored_from_a_backup_makes_the_same_sums_with_the_same_sites
     before = [server.mean(*SITES, number=number)[0] for number in (1, 2)]
     after = [server.mean(*SITES, number=number, attempt=1)[0] for number in (1, 2)]
     for one, two in zip(before, after, strict=True):
-        assert one is not None
-        assert two is not None
-        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert one is not None and two is not None
+        assert_same_tensors(one, two)
 
 
 @pytest.mark.claim("secure_aggregation#allow-without")

@@ -64,12 +64,9 @@ def test_a_run_that_asks_for_more_is_refused_with_the_line(
 ) -> None:
     own = [each for each in RUN if "epochs" not in each or not overrides or overrides[0] == SECURE]
     settings = check_settings(read_source(None, [*TINY, *own, *overrides])).settings
-    with pytest.raises(PolicyError) as caught:
+    with refused(PolicyError, "policy_refused", at=line.partition(":")[0], values=values) as caught:
         guard(tmp_path, "# of the board", line).require_settings(settings)
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.code) == (line.partition(":")[0], "policy_refused")
-    assert all(str(value) in problem.message for value in values)
-    assert problem.origin == "policy.yaml, line 2"
+    assert [problem.origin for problem in caught.value.problems] == ["policy.yaml, line 2"]
 
 
 def test_a_run_within_the_policy_goes_on_and_all_that_is_not_is_told_at_once(tmp_path: Path) -> None:
@@ -81,10 +78,7 @@ def test_a_run_within_the_policy_goes_on_and_all_that_is_not_is_told_at_once(tmp
     guard(tmp_path, *lines, *more).require_settings(settings)
     with pytest.raises(PolicyError) as caught:
         guard(tmp_path, *lines, "mechanisms: [joint]", "units: [patient]").require_settings(settings)
-    assert [problem.origin for problem in caught.value.problems] == [
-        "policy.yaml, line 5",
-        "policy.yaml, line 6",
-    ]
+    assert [problem.origin[-6:] for problem in caught.value.problems] == ["line 5", "line 6"]
 
 
 @pytest.mark.parametrize(
@@ -140,21 +134,16 @@ class Joined:
         own = guard(folder, *lines)
         self.client = RemoteClient(experiment, "site-1", folder / "home", self._listen, policy=own)
         self.folder = folder / "home" / "clients" / "site-1"
-        self._plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
+        shared = experiment.method.start(experiment.model).tensors
+        self._plan = frame.encode(Plan(shared, {"part": "validation", "final": False}))
 
     def _listen(self, event: str, facts: Mapping[str, Any]) -> None:
         if event == "policy_refused":
             self.heard.append(facts["message"])
 
     def ask(self, number: int, handler: str = "train") -> None:
+        own = self.client._scoring.score if handler == SCORE else None
         order = Order("site-1", number, handler, 1, self._plan)
-        assert isinstance(self.client._workplace.compute(order, self.client._site), Done)
-
-    def score(self, number: int, part: str = "validation", *, final: bool = False) -> None:
-        shared = frame.decode(self._plan, Plan)
-        plan = frame.encode(Plan(shared.tensors, {"part": part, "final": final}))
-        own = self.client._scoring.score
-        order = Order("site-1", number, SCORE, 1, plan)
         assert isinstance(self.client._workplace.compute(order, self.client._site, handle=own), Done)
 
 
@@ -168,11 +157,8 @@ def test_a_turn_that_asks_for_more_computes_nothing_and_the_server_hears_no_more
         assert not set(str(caught.value)) & set("0123456789")
         assert "train" not in str(caught.value)
     assert (site.folder / LEDGER).read_bytes() == before
-    for heard, values, number in zip(
-        site.heard, (("rounds: at most 1 ", "round 2"), ("handlers: train ", " round ")), (1, 2), strict=True
-    ):
-        assert heard.startswith(values[0])
-        assert values[1] in heard
+    for heard, line, number in zip(site.heard, ("rounds", "handlers"), (1, 2), strict=True):
+        assert heard.startswith(f"{line}: ")
         assert heard.endswith(f"  [policy_refused, from policy.yaml, line {number}]")
 
 
@@ -190,21 +176,19 @@ def test_no_turn_begins_once_so_much_has_left(tmp_path: Path) -> None:
 def test_no_task_begins_once_a_run_has_gone_on_for_so_long(tmp_path: Path) -> None:
     """By the clock of its first task, which outlives the process; scoring is a task."""
     site = Joined(tmp_path, "hours: 2")
-    site.score(1)
+    site.ask(1, SCORE)
     site.ask(2)
     with closing(sqlite3.connect(tmp_path / "home" / SITE_DATABASE)) as database, database:
         database.execute("UPDATE first_tasks SET began = began - 7201")
-    for again in (site.ask, site.score):
+    for handler in ("train", SCORE):
         with pytest.raises(PolicyRefusedError):
-            again(2)
+            site.ask(2, handler)
     assert re.match(r"hours: at most 2 .*\b2(\.\d+)? hours", site.heard[0])
 
 
 def test_the_policy_of_the_documentation_is_one(tmp_path: Path) -> None:
     text = (REPOSITORY / "docs" / "site_policy.md").read_text()
     example = text.split("```yaml\n")[1].split("```")[0]
-    assert set(SitePolicy.model_fields) - {line.partition(":")[0] for line in example.splitlines()} == {
-        "models",
-        "steps",
-    }
+    shown = {line.partition(":")[0] for line in example.splitlines()}
+    assert set(SitePolicy.model_fields) - shown == {"models", "steps"}
     guard(tmp_path, *example.splitlines())
