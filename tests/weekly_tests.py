@@ -75,7 +75,6 @@ WEEKLY = (
     "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[adapter_swap.py",  # 40
     "tests/auditing/test_text_recovery.py::test_with_a_secure_sum_the_server_reads_the_sum_alone",  # 37
     "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[llama_shapes.py",  # 35
-    "tests/engines/test_secure_faults.py::test_a_server_that_is_killed_finishes_the_sum_of_scores",  # 35
     "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[split_wire.py",  # 28
     "tests/engines/test_secure_faults.py::"
     "test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again[joint noise",  # 28

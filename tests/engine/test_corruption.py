@@ -112,10 +112,8 @@ def test_only_the_training_examples_of_corrupt_clients_change(honest_sites: list
         pairs = list(zip(site.encode(), honest.encode(), strict=True))
         same = [(one.input_ids == two.input_ids).all() and (one.tags == two.tags).all() for one, two in pairs]
         assert all(same) == (site.id != CORRUPT)
-        again = site.encode()
-        assert all(
-            (one.input_ids == two.input_ids).all() for one, two in zip(site.encode(), again, strict=True)
-        )
+        again = zip(site.encode(), site.encode(), strict=True)
+        assert all((one.input_ids == two.input_ids).all() for one, two in again)
         assert site.count == honest.count
 
 
@@ -125,9 +123,8 @@ def test_a_portion_of_the_examples_of_a_named_client_is_corrupt_and_those_of_les
     corrupted: list[set[int]] = [set()]
     for portion in (0.25, 0.5, 1.0):
         corrupt = f"federation.corrupt={{clients: [site-3], portion: {portion}, kind: label_flips}}"
-        for site, honest in zip(
-            sites_of(prepare(read_source(None, [*TINY, corrupt])))[0], honest_sites, strict=True
-        ):
+        sites, _ = sites_of(prepare(read_source(None, [*TINY, corrupt])))
+        for site, honest in zip(sites, honest_sites, strict=True):
             pairs = list(zip(site.encode(), honest.encode(), strict=True))
             changed = {index for index, (one, two) in enumerate(pairs) if (one.tags != two.tags).any()}
             if site.id == "site-3":

@@ -252,11 +252,17 @@ def test_a_device_with_narrow_adapters_in_few_blocks_computes_no_others(run_once
 
 
 @pytest.mark.slow
-def test_blocks_that_sit_out_cost_nothing_and_validation_does(run_once: RunTiny) -> None:
-    everything, half, judged = (
-        flops_of(run_once(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE))
+def test_blocks_that_sit_out_cost_nothing_and_keep_no_activations_and_validation_costs(
+    run_once: RunTiny,
+) -> None:
+    every, few, last = (
+        run_once(f"method={{name: droppeft, rates: {rates}}}", LORA, *ONCE)
         for rates in ("0.0", "0.9", "{rates: [0.0]}")
     )
+    weights = 4 * every.summary["model"]["parameters"]
+    for client, memory in memory_of(every).items():
+        assert memory_of(few)[client] - weights < 0.7 * (memory - weights)
+    everything, half, judged = map(flops_of, (every, few, last))
     assert all(half[client] < 0.7 * everything[client] for client in everything)
     # The bandit's one rate is 0 too; its devices score their documents before and after.
     scored = {client: judged[client] - everything[client] for client in judged}
@@ -298,14 +304,6 @@ def test_the_mean_memory_of_a_run_is_that_over_its_batches(run_once: RunTiny) ->
     means = [event["device_memory"]["mean_bytes"] for event in run.of("round")]
     expected = sum(count * mean for count, mean in zip(batches, means, strict=True)) / sum(batches)
     assert run.summary["memory"]["device_mean_bytes"] == pytest.approx(expected)
-
-
-@pytest.mark.slow
-def test_blocks_that_sit_out_keep_no_activations(run_once: RunTiny) -> None:
-    every, few = (run_once(f"method={{name: droppeft, rates: {rate}}}", LORA, *ONCE) for rate in (0.0, 0.9))
-    weights = 4 * every.summary["model"]["parameters"]
-    for client, memory in memory_of(every).items():
-        assert memory_of(few)[client] - weights < 0.7 * (memory - weights)
 
 
 def test_a_device_of_a_lower_rank_holds_less(run_once: RunTiny) -> None:

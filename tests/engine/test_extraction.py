@@ -131,26 +131,6 @@ def test_modifiers_are_asked_for_where_there_are_mentions(
     assert_refused(done.exception, ConfigurationError, "not_supported", at="--format", values=values)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedmedlora", "fedmedlora_plus"])
-def test_fed_medlora_extracts(run_tiny: Any, tmp_path: Path, method: str) -> None:
-    """Adapters and documents of the server's own, which are of both kinds of sites."""
-    data = write_corpus(tmp_path / "notes", {"both": True, "mentions": False}, copies=4)
-    asked = (f"method={{name: {method}}}", "data.split.server=6", "adapter={kind: lora, rank: 4}")
-    training = "training={learning_rate: 0.005, batch_size: 4, epochs: 3}"
-    run = run_tiny(*EXTRACT, data, *asked, training, "federation={rounds: 2, evaluate_every: 2}")
-    metrics = run.summary["metrics"]
-    assert {"f1", "ner_f1", "re_f1"} <= metrics["global"].keys()
-    (start,) = run.of("run")
-    assert len(start["server_documents"]) == 6
-    first, last = (event["loss"] for event in run.of("round"))
-    assert last < first
-    if method == "fedmedlora_plus":
-        influence = run.of("round")[-1]["state"]["influence"]
-        assert influence.keys() == {"both", "mentions"}
-        assert sum(own["weight"] for own in influence.values()) == pytest.approx(1.0)
-
-
 def test_documents_of_the_server_without_any_instruction_are_told(run_tiny: Any, tmp_path: Path) -> None:
     data = write_corpus(tmp_path / "notes", {"north": True, "south": True}, copies=4)
     asked = ("task.tasks=[re]", "task.modifiers={drug: [frequency]}", "data.split.server=1", "seed=1")

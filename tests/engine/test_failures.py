@@ -7,8 +7,7 @@ import re
 import resource
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -167,29 +166,18 @@ def test_a_stopped_run_can_go_on_with_fewer_clients(
     assert run_tiny("federation.min_clients=2", resume=True).summary["rounds"] == 1
 
 
-@contextmanager
-def file_size_limit(limit: int) -> Iterator[None]:
-    """No file may grow beyond this many bytes: writing fails as it does on a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def test_a_store_that_does_not_fit_on_the_disk_leaves_nothing_half_written(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
     leftovers: list[Path] = []
-    limits: list[Any] = []
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def listen(event: str, facts: Any) -> None:
-        if event == "client_progress" and (facts["round"], facts["client"]) == (1, "site-2") and not limits:
-            limits.append(file_size_limit(100_000))  # the whole tiny model has half a megabyte
-            limits[0].__enter__()
+        """Lets no file of a client grow beyond a fifth of the tiny model, as on a full disk."""
+        if event == "client_progress" and (facts["round"], facts["client"]) == (1, "site-2"):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
         if event == "client_failed":
-            limits[0].__exit__(None, None, None)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
             leftovers.extend((tmp_path / "run" / "clients" / "site-2").iterdir())
 
     run = run_tiny("method={name: local_only}", "federation.min_clients=2", *FEW, listen=listen)

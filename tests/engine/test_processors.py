@@ -62,12 +62,6 @@ def auto(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> Auto:
     return ask
 
 
-def test_auto_goes_by_cores_clients_and_memory(gpus: Callable[[int], None], auto: Auto) -> None:
-    gpus(0)
-    assert [auto(cores) for cores in (1, 2, 8)] == [1, 2, 3]
-    assert auto(8, free=2**20) == 1
-
-
 def test_a_client_of_a_simulation_has_one_thread_whatever_the_workers(experiment: Experiment) -> None:
     assert experiment.settings.threads == torch.get_num_threads() == 1
     assert read_source(None, []).values.get("threads") is None
@@ -103,21 +97,18 @@ def test_idle_cores_are_told_with_the_setting_that_uses_them(
     assert replace(experiment, settings=short, workers=1).idle_cores == ""
 
 
-def test_auto_goes_by_the_memory_that_processes_share(
+def test_auto_goes_by_cores_clients_gpus_and_memory(
     gpus: Callable[[int], None], auto: Auto, experiment: Experiment
 ) -> None:
-    """For each of them there is room for its plan, and for two updates that are not yet taken."""
+    """In shared memory there is room for the plan of each, and for two updates that are not yet taken."""
+    for count, device, workers in ((2, "cuda", 2), (8, "auto", 3), (4, "cuda:1", 1)):
+        gpus(count)
+        assert auto(1, device=device) == workers
     gpus(0)
+    assert [auto(cores) for cores in (1, 2, 8)] == [1, 2, 3]
+    assert auto(8, free=2**20) == 1
     trained = experiment.model.bytes_of(experiment.method.trainable(experiment.model.layout))
     assert [auto(8, shared=room) for room in (0, 3 * trained, 6 * trained, 9 * trained)] == [1, 1, 2, 3]
-
-
-@pytest.mark.parametrize(("count", "device", "workers"), [(2, "cuda", 2), (8, "auto", 3), (4, "cuda:1", 1)])
-def test_auto_takes_a_gpu_for_each(
-    gpus: Callable[[int], None], auto: Auto, count: int, device: str, workers: int
-) -> None:
-    gpus(count)
-    assert auto(1, device=device) == workers
 
 
 @pytest.mark.parametrize(

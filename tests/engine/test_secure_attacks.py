@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import deaths
 import pytest
@@ -22,8 +21,7 @@ from fedstrata.core.errors import BudgetRefusedError, FedstrataError
 from fedstrata.core.handlers import INPUT
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.site_database import SITE_DATABASE, site_database
-from fedstrata.core.types import JSON, Plan, Update
-from fedstrata.engine.cohort import RoundCohort
+from fedstrata.core.types import JSON, Plan
 from fedstrata.engine.prepare import prepare_client
 from fedstrata.engine.remote.joining import RemoteClient
 from fedstrata.engine.secure_mean import FOLDER, SecureAggregation
@@ -176,61 +174,6 @@ def test_whatever_is_asked_for_a_site_is_there_for_the_next_sum(asked: Asked) ->
             assert refusal(asked(turn, values)).startswith("FrameError")
     assert isinstance(asked(KEYS, terms(attempt=1)), Done)
     assert refusal(asked(KEYS, terms(attempt=1))).startswith("AttemptNotHigher")
-
-
-@pytest.mark.slow
-def test_a_server_that_comes_again_gets_the_same_shares_and_nothing_else(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whether it has crashed, or says so: the sessions of its sites are what they were."""
-    exchange, messages, found = RoundCohort.exchange, dict[str, Plan](), dict[str, Any]()
-
-    def asking(
-        cohort: RoundCohort, turn: str, call: int, clients: Any, message_of: Any, **more: Any
-    ) -> Iterator[tuple[str, Update]]:
-        def ask(turn: str, values: Any) -> Done | Failed:
-            order = Order("site-1", 1, turn, call, frame.encode(Plan({}, values)))
-            return next(iter(cohort.engine.turns([order])))[1]
-
-        messages.setdefault(turn, message_of(clients[0]))
-        for client, update in exchange(cohort, turn, call, clients, message_of, **more):
-            if turn == UNMASK and client == "site-1" and not found:
-                found.update(hostile(ask, messages, update))
-            yield client, update
-
-    def hostile(ask: Asked, said: Mapping[str, Plan], update: Update) -> Iterator[tuple[str, Any]]:
-        begin, proof, survivors = (said[turn].values for turn in (KEYS, UNMASK, CONSISTENCY))
-        signed: Any = proof["sum"]["signatures"]  # type: ignore[index,call-overload]
-        sites: Any = survivors["sum"]["sites"]  # type: ignore[index,call-overload]
-        again = ask(UNMASK, proof)
-        yield "again", isinstance(again, Done) and frame.decode(again.update, Update).values == update.values
-        for what, fewer in (("fewer signatures", signed[:3]), ("too few", signed[:2])):
-            yield what, refusal(ask(UNMASK, with_changed(proof, signatures=fewer)))
-        forged = [{**each, "transcript": "00" * 32, "signature": "00" * 64} for each in signed]
-        yield "forged", refusal(ask(UNMASK, with_changed(proof, signatures=forged)))
-        other = {**begin["sum"], "handler": "scores/test"}  # type: ignore[dict-item]
-        yield "other sum", refusal(ask(UNMASK, with_changed(proof, sum=other)))
-        yield "survivors", refusal(ask(CONSISTENCY, with_changed(survivors, sites=sites[:3])))
-        lower = {**begin["sum"], "attempt": 0}  # type: ignore[dict-item]
-        yield "lower attempt", refusal(ask(KEYS, {**begin, "sum": lower}))
-
-    monkeypatch.setattr(RoundCohort, "exchange", asking)
-    run = run_tiny(*SECURE)
-    expected = {
-        "fewer signatures": "",
-        "too few": "TooFewSignatures",
-        "forged": "TranscriptMismatch",
-        "other sum": "WrongSum",
-        "survivors": "BothShares",
-        "lower attempt": "AttemptNotHigher",
-    }
-    assert found.pop("again")
-    assert {what: told.partition(":")[0] for what, told in found.items()} == expected
-    assert sums(run.of("round"))[0]["refused"] is None, "its session goes on"
-
-
-def with_changed(values: Any, **changed: Any) -> dict[str, Any]:
-    return {"sum": {**values["sum"], **changed}}
 
 
 def test_who_cannot_keep_what_others_have_signed_drops_out(
