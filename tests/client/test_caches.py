@@ -26,7 +26,6 @@ PASSES = 3
 
 
 def store(caches: ClientCaches, client: str, model: Model, meanwhile: Callable[[], None]) -> None:
-    """Stores a client's states; something else happens once writing has begun."""
     task, passes = Regression(), 0
 
     def batches() -> Iterator[Mapping[str, Tensor]]:
@@ -85,7 +84,6 @@ def test_the_disk_that_others_are_going_to_fill_is_not_free(
 def test_what_a_killed_process_was_writing_takes_no_room(
     process: Any, tiny_model: Tiny, tmp_path: Path
 ) -> None:
-    """Its client is begun again in another one."""
     model = tiny_model("llama")
     (killed, _), (again, told) = process(1.5), process(1.5)
 

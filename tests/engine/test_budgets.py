@@ -31,7 +31,6 @@ DELTA = 0.001
 
 
 def cost(turns: int) -> float:
-    """What so many turns cost a unit."""
     return composed([replace(TURN, steps=3 * turns)], DELTA)
 
 
@@ -177,7 +176,6 @@ def test_runs_with_joint_noise_compose_with_those_of_noise_at_clients(run_tiny: 
 
 
 def test_nobody_at_two_clients_has_joint_noise_twice(path: Path) -> None:
-    """Notes of three sites of the same numbers."""
     data = patients(path.parent, ("north", "south", "east"))
     run = [*TINY[3:], *JOINT, *budgeted(path, 9, disjoint=False)[2:], *data]
     values = ["patients of 'north'", "'east'"]

@@ -19,8 +19,6 @@ CPU = torch.device("cpu")
 
 
 class Silent:
-    """Hears everything and answers nothing; implements `core.cohort.Service`."""
-
     together = True
     ordered = False
 
@@ -89,7 +87,6 @@ def test_a_service_is_timed_without_the_travel_of_its_answers(monkeypatch: pytes
 
 
 def test_a_service_on_the_processor_waits_for_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that others use, say."""
     waited = list[object]()
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.synchronize", lambda *devices: waited.extend(devices or ["all"]))

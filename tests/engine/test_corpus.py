@@ -48,7 +48,6 @@ def of_doubtful(file: Path, *more: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def doubted(doubtful: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run on them."""
     folder = tmp_path_factory.mktemp("doubted") / "run"
     return executed(folder, of_doubtful(doubtful, "federation.rounds=0"))
 

@@ -46,7 +46,6 @@ def changes_of(folder: Path, *overrides: str) -> Changes:
 
 @pytest.fixture(scope="module")
 def honest(tmp_path_factory: pytest.TempPathFactory) -> Changes:
-    """What clients send when none of them is corrupt."""
     return changes_of(tmp_path_factory.mktemp("honest") / "run", FEDAVG)
 
 
@@ -98,7 +97,6 @@ def test_what_stays_at_a_corrupt_client_is_what_it_trained(run_once: RunTiny) ->
 
 @pytest.fixture(scope="module")
 def honest_sites() -> list[Site]:
-    """The sites of a run without corrupt clients."""
     return sites_of(prepare(read_source(None, TINY)))[0]
 
 

@@ -143,7 +143,6 @@ def test_pooled_training_has_no_device(run_once: RunTiny) -> None:
 
 
 def flops_of(run: Finished) -> dict[str, float]:
-    """What each client computed, all rounds together."""
     counts: Counter[str] = Counter()
     for event in run.of("client"):
         counts[event["client"]] += event["flops"]
@@ -151,7 +150,6 @@ def flops_of(run: Finished) -> dict[str, float]:
 
 
 def shape(blocks: int) -> str:
-    """The tiny model's configuration with so many blocks, as a value of the command line."""
     own = TINY_SETTINGS["model.config"]
     return json.dumps({**own, "num_hidden_layers": blocks})
 

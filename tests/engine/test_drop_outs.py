@@ -92,7 +92,6 @@ def test_pooled_training_loses_nobody(run_tiny: RunTiny, run_once: RunTiny) -> N
 
 
 def run_of(chance: float, seed: int) -> Any:
-    """What a draw looks at of a run."""
     federation = FederationSettings(dropout=chance)
     return SimpleNamespace(
         method=METHODS["fedavg"](), settings=SimpleNamespace(federation=federation), seed=Seed(seed)

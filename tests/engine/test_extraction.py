@@ -61,7 +61,6 @@ LEARNT = "training={learning_rate: 0.01, batch_size: 3, epochs: 20, warmup: 0.1}
 
 @pytest.fixture(scope="module")
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run that has learnt its sentences by heart."""
     folder = tmp_path_factory.mktemp("learnt")
     data = write_corpus(folder / "notes", {"north": True, "south": True}, copies=1)
     rounds = "federation={rounds: 2, evaluate_every: 2}"
@@ -80,7 +79,6 @@ def predicted(run: Finished, *arguments: object) -> str:
 
 
 def scored_as(run: Finished, gold: Path, found: Path) -> dict[str, Any]:
-    """What `fedstrata score` writes of predictions on what a run is scored on."""
     file = found.with_suffix(".json")
     done = CliRunner().invoke(app, ["score", *map(str, (gold, found, "--as", run.folder, "--json", file))])
     assert done.exit_code == 0, done.output

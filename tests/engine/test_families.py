@@ -49,7 +49,6 @@ TOP = "method={name: layer_skipping, top: 1}"
 
 
 def kept(family: str, folder: Path) -> dict[str, Any]:
-    """A loaded model of random weights with a tokenizer of its own, as a run is given it."""
     tokenizer = own_models.tokenizer()
     config = CONFIG_MAPPING[family](**{**CONFIGURATIONS[family], "vocab_size": len(tokenizer)})
     auto = AutoModelForCausalLM if family in DECODERS else AutoModelForTokenClassification

@@ -63,7 +63,6 @@ def base(texts: Path, *overrides: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def whole(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    """A run of two rounds that several tests look at and none changes."""
     return run(tmp_path_factory.mktemp("whole") / "run", *base(texts))
 
 

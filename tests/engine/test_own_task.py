@@ -27,8 +27,6 @@ from fedstrata.tasks.windows import Row, run_model
 
 @dataclass(frozen=True, slots=True)
 class Beginning(Row):
-    """The first tokens of a document."""
-
     document: int
     input_ids: np.ndarray
     targets: np.ndarray

@@ -49,7 +49,6 @@ def rte(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def bert_tokenizer(tmp_path: Path) -> Path:
-    """A tokenizer that joins pairs as BERT's does."""
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     tokenizer = Tokenizer(models.WordPiece(unk_token=special[1]))
     tokenizer.normalizer = normalizers.BertNormalizer()

@@ -83,7 +83,6 @@ def test_sigma_is_solved_for_the_site_with_the_fewest_units() -> None:
 
 
 def engine_of(folder: Path, *overrides: str) -> tuple[LocalEngine, Frame]:
-    """Returns an engine of a private run, and the plan of its first round."""
     experiment = prepare(read_source(None, [*TINY, *overrides, METHOD]))
     plan = frame.encode(Plan(experiment.method.start(experiment.model).tensors))
     return LocalEngine(experiment, folder, silent), plan

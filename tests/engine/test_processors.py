@@ -31,14 +31,11 @@ Auto = Callable[..., int]
 
 @pytest.fixture(scope="module")
 def experiment() -> Experiment:
-    """Of three clients."""
     return prepare(read_source(None, [*TINY, "federation.rounds=1000000"]))
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Lets torch see some."""
-
     def see(count: int) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

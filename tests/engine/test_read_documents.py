@@ -139,7 +139,6 @@ def test_a_site_of_a_served_run_names_its_own_patients(tmp_path: Path, notes: di
 
 
 def settings_of(text: str) -> RunSettings:
-    """The checked settings of a YAML text."""
     checked = check_settings(Source(YAML(typ="safe").load(text)))
     assert not checked.problems
     return checked.settings

@@ -79,7 +79,6 @@ LEARNT = (
 
 @pytest.fixture(scope="module")
 def learnt(run_once: RunTiny, notes: Path) -> Finished:
-    """A run that has learnt which dose is whose."""
     return run_once(*of(notes), *LEARNT)
 
 

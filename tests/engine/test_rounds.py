@@ -24,12 +24,9 @@ from fedstrata.record.costs import COSTS
 from fedstrata.wire import frame
 
 SUMMARY_KEYS = {
-    **dict.fromkeys(
-        ("method", "task", "seed", "rounds", "clients", "degenerate", "trainable_parameters"), ""
-    ),
-    **dict.fromkeys(
-        ("state", "corrupt", "limit", "cut", "saved", "trainable_parameters", "secure_aggregation"), ""
-    ),
+    **dict.fromkeys(("method", "task", "seed", "rounds", "clients", "degenerate", "energy_joules"), ""),
+    **dict.fromkeys(("state", "corrupt", "limit", "cut", "saved", "trainable_parameters"), ""),
+    "secure_aggregation": "",
     "model": "name, parameters, blocks, bytes",
     "floors": "look-up table, untrained model",
     "floor": "name, value, beaten",
@@ -155,7 +152,6 @@ def test_own_models_are_scored_everywhere_unless_they_are_many(run_once: RunTiny
     "method", ["fedper", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fedlora"))]
 )
 def test_no_rounds_score_the_model_as_it_is(run_tiny: Any, method: str) -> None:
-    """Zero-shot."""
     done = run_tiny("federation.rounds=0", f"method={{name: {method}}}", report=True)
     summary = done.summary
     assert summary["rounds"] == 0

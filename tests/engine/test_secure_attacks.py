@@ -47,7 +47,6 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> Asked:
 
 
 def asked_in(folder: Path, *overrides: str) -> Asked:
-    """Returns what asks a site of a served run for an exchange."""
     simulated_identities(folder, SITES)
     identity, lock = files_of(folder, "site-1")
     experiment = prepare_client(read_source(None, [*TINY, *SECURE, *overrides]), "site-1")
@@ -130,7 +129,6 @@ COUNTS: Mapping[str, JSON] = {"name": "counts", "shape": [12, 3], "bound": 1.0}
 
 
 def of_counts(part: str = "validation", **changed: JSON) -> dict[str, JSON]:
-    """The terms of a sum of what was counted."""
     return {**terms(COUNTS, scale=1, handler=f"scores/{part}"), "loss": False, "counts": True, **changed}
 
 
@@ -207,8 +205,6 @@ def test_no_secret_of_a_sum_is_ever_written(
         return found
 
     class Keys:
-        """Makes mask keys and keys for shares."""
-
         @staticmethod
         def generate() -> X25519PrivateKey:
             key = X25519PrivateKey.generate()

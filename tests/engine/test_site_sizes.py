@@ -18,7 +18,6 @@ WORDS = {"problem": "fever", "test": "x-ray", "treatment": "surgery", "drug": "a
 
 
 def note(number: int) -> dict[str, object]:
-    """A sentence with a mention of each type."""
     text, spans = f"Note {number}:", []
     for label, word in WORDS.items():
         spans.append({"start": len(text) + 1, "end": len(text) + 1 + len(word), "label": label})

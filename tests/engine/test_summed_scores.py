@@ -125,25 +125,29 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RemoteClient]:
     return made
 
 
+def server_of(folder: Path, sites: Mapping[str, RemoteClient], run: str = "") -> tuple[Here, Told]:
+    told: Told = []
+    return Here(folder, sites, told, run), told
+
+
 def test_documents_that_cannot_be_scored_are_not_expected_in_a_sum(
     sites: dict[str, RemoteClient], tmp_path: Path
 ) -> None:
-    told: Told = []
     for site in sites.values():
         documents = site.greeting["documents"]
         assert isinstance(documents, dict)
         assert documents["validation"] == len(site._site.scored("validation"))
     held = [len(site._site.documents.validation) for site in sites.values()]
     assert sum(held) > sum(len(site._site.scored("validation")) for site in sites.values()) > 0
-    assert Here(tmp_path, sites, told).scores(1)["global"]["f1"] >= 0
+    server, told = server_of(tmp_path, sites)
+    assert server.scores(1)["global"]["f1"] >= 0
     assert not told
 
 
 def test_that_too_few_sites_can_hide_each_other_is_said(
     sites: dict[str, RemoteClient], tmp_path: Path
 ) -> None:
-    told: Told = []
-    server = Here(tmp_path, sites, told)
+    server, told = server_of(tmp_path, sites)
     server.away = {"site-2", "site-4"}
     assert server.scores(1)["global"] is None
     ((event, facts),) = told
@@ -155,8 +159,7 @@ def test_a_model_that_was_scored_last_is_not_scored_again_with_other_sites(
     sites: dict[str, RemoteClient], tmp_path: Path
 ) -> None:
     """A round that changes nothing leaves it as it was; the difference would be what one site has counted."""
-    told: Told = []
-    server = Here(tmp_path, sites, told)
+    server, told = server_of(tmp_path, sites)
     first = server.scores(1)
     assert first["global"]
     server.away = {"site-2"}
@@ -167,11 +170,9 @@ def test_a_model_that_was_scored_last_is_not_scored_again_with_other_sites(
 def test_a_resumed_server_does_not_count_the_same_model_with_other_sites(
     sites: dict[str, RemoteClient], tmp_path: Path
 ) -> None:
-    told: Told = []
-    before = Here(tmp_path, sites, told)
+    before, _ = server_of(tmp_path, sites)
     first = before.scores(1)
-    resumed = Here(tmp_path, sites, told, before.sums)
-    assert resumed.counting is not None
+    resumed, told = server_of(tmp_path, sites, before.sums)
     resumed.counting.load(1, 1)  # type: ignore[attr-defined]
     resumed.away = {"site-2"}
     assert resumed.scores(2) == first
@@ -181,11 +182,10 @@ def test_a_resumed_server_does_not_count_the_same_model_with_other_sites(
 def test_a_sum_that_a_killed_server_left_is_used_though_one_of_its_sites_is_not_back(
     sites: dict[str, RemoteClient], tmp_path: Path
 ) -> None:
-    told: Told = []
-    killed = Here(tmp_path, sites, told)
+    killed, _ = server_of(tmp_path, sites)
     first = killed.scores(1)
     assert (tmp_path / "secure_sums" / "00001-scores-validation-1").is_dir()
-    again = Here(tmp_path, sites, told, killed.sums)
+    again, told = server_of(tmp_path, sites, killed.sums)
     del again._known["site-2"], again._greetings["site-2"]
     assert again.scores(1)["global"] == first["global"]
     assert not told
@@ -210,8 +210,7 @@ def test_a_site_that_speaks_of_another_sum_or_says_more_is_lost_to_this_one_alon
         fail(book, client, error)
 
     monkeypatch.setattr(Book, "fail", noted)
-    told: Told = []
-    server = Here(tmp_path, sites, told)
+    server, told = server_of(tmp_path, sites)
     vars(server).update(lie)
     assert server.scores(1)["global"]
     ((event, facts),) = told

@@ -30,7 +30,6 @@ NOTE = "Patient {n} takes {drug} daily.\nNo fever, no pain."
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Notes of two sites, and public text."""
     folder = tmp_path_factory.mktemp("vocabulary")
     for site, drug in (("north", "aspirin"), ("south", "insulin")):
         (folder / "notes" / site).mkdir(parents=True)

@@ -131,8 +131,6 @@ RunBy = Callable[..., Finished]
 
 @pytest.fixture
 def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) -> RunBy:
-    """Runs a tiny federation by the engine of this name."""
-
     def run(engine: str, *overrides: str) -> Finished:
         if engine == "nvflare":
             return request.getfixturevalue("nvflare").run(tmp_path / "served", *overrides)
@@ -477,8 +475,6 @@ def test_processes_end_with_the_one_that_started_them(tmp_path: Path) -> None:
 
 
 def run_and_tell(folder: Path, writer: Any) -> None:
-    """Runs as a process of its own and tells when clients are at work."""
-
     def listen(event: str, facts: Any) -> None:
         if event == "client":
             writer.send("at work")

@@ -76,7 +76,6 @@ def hub(cells: Cells) -> Iterator[Any]:
 
 @contextmanager
 def joined(hub: Any, cell: Any, client: str = "north") -> Iterator[Any]:
-    """Joins as a client."""
     from fedstrata.nvflare.membership import CellMembership
 
     agreed = {"greeting": {}, "timing": BRIEF, "warn": lambda message: None}

@@ -185,14 +185,12 @@ class Federation:
         return self.started[-1]
 
     def rounds(self) -> list[dict[str, Any]]:
-        """What the record says of the rounds."""
         events = read_events(self.folder / "run" / "record.jsonl")
         return [event for event in events if event["event"] == "round"]
 
 
 @contextmanager
 def federation(folder: Path, clients: Clients, *overrides: str) -> Iterator[Federation]:
-    """Ends all processes at last."""
     own = Federation(folder, clients, *overrides)
     try:
         yield own
@@ -202,7 +200,6 @@ def federation(folder: Path, clients: Clients, *overrides: str) -> Iterator[Fede
 
 
 def assert_same_as(local: Finished, own: Federation, rounds: int) -> None:
-    """The same was learnt, by all together and by each."""
     _, state = Checkpoints(own.folder / "run" / "checkpoints").load(rounds)
     assert_same_tensors(local.state.tensors, state.tensors)
     run = replace(local, folder=own.folder / "run")

@@ -51,7 +51,6 @@ class SiteOf:
 
     @property
     def holds(self) -> Mapping[str, Any]:
-        """What its people are told of the budget."""
         (facts,) = [facts for event, facts in self.heard if event == "budget_over_runs"]
         return facts
 

@@ -40,13 +40,11 @@ THIRD = "00112233445566aa"
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, Any]:
-    """What an honest server says."""
     return told()
 
 
 @pytest.fixture(scope="module")
 def noised() -> dict[str, Any]:
-    """What an honest server of a private run says."""
     return told(*NOISED)
 
 
@@ -255,7 +253,6 @@ def test_a_policy_is_asked_before_the_code_of_an_installed_package_is_imported(
 
 @contextmanager
 def hub_of(said: Mapping[str, Any]) -> Iterator[str]:
-    """A server that says this to sites, and refuses all that go on."""
     hub = GrpcHub(lambda client, greeting: None, largest=2**20, clients=["site-1"], settings=said)  # type: ignore[arg-type,return-value]
     try:
         yield hub.listen("127.0.0.1:0")

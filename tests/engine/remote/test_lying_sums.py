@@ -203,7 +203,6 @@ def test_a_sum_without_a_site_needs_the_consent_of_each_remaining_site(tmp_path:
 
 
 def other_model(server: Server) -> Plan:
-    """Returns a plan of another model than the server has sent."""
     return Plan({name: tensor + 0.25 for name, tensor in server.plan.tensors.items()}, {})
 
 
@@ -287,7 +286,6 @@ def words_of(server: Server, site: str) -> set[int]:
 
 
 def warnings(server: Server, site: str) -> list[Any]:
-    """Returns what a site's people were warned of."""
     return [facts for event, facts in server.sites[site].log if event == "warning"]
 
 

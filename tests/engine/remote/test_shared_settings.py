@@ -25,7 +25,6 @@ SITE = ("data.synthetic.sites=3", "data.synthetic.notes=12", "data.types=[proble
 
 @pytest.fixture(scope="module")
 def said() -> dict[str, JSON]:
-    """What a server says."""
     source = read_source(None, [*TINY, "method={name: layer_skipping, top: 1}", "training.epochs=2"])
     return shared_settings(prepare_server(source, ["site-1"]))
 
@@ -105,9 +104,8 @@ def test_a_client_computes_with_the_threads_of_the_server(tmp_path: Path, task: 
     torch.set_num_threads(2)
     try:
         site = [item for item in (*SITE, *task) if not task or "types=[" not in item]
-        client = prepare_client(
-            with_shared(read_source(None, site[:-1]), shared_settings(experiment)), "site-1"
-        )
+        own = with_shared(read_source(None, site[:-1]), shared_settings(experiment))
+        client = prepare_client(own, "site-1")
         assert (torch.get_num_threads(), client.settings.threads) == (1, 1)
     finally:
         torch.set_num_threads(1)
@@ -117,12 +115,14 @@ def test_problems_of_a_site_say_where_it_has_set_them(tmp_path: Path, said: dict
     file = tmp_path / "site.yaml"
     file.write_text("data: {format: jsonl, path: x}\npartition:\n  by: site\n  clients: 0\n")
     given = ["data.labels.keep=1", "training.cache=maybe"]
-    with pytest.raises(ConfigurationError) as refused:
+    with pytest.raises(ConfigurationError) as caught:
         with_shared(read_source(file, given), said)
-    assert {problem.path: problem.origin for problem in refused.value.problems} == {
-        "data.labels.keep": "the command line",
+    origins = {problem.path: problem.origin for problem in caught.value.problems}
+    line = "the command line"
+    assert origins == {
+        "data.labels.keep": line,
+        "training.cache": line,
         "partition.clients": "site.yaml, line 4",
-        "training.cache": "the command line",
     }
 
 

@@ -33,7 +33,6 @@ NOISED = (*PRIVATE, "privacy.noise=secure")
 
 
 def guard(folder: Path, *lines: str) -> PolicyGuard:
-    """Returns a policy of these lines."""
     path = folder / "policy.yaml"
     path.write_text("".join(f"{line}\n" for line in lines))
     return PolicyGuard.read(path)
@@ -126,8 +125,6 @@ def test_an_epsilon_is_that_of_all_turns_that_the_noise_allows(tmp_path: Path) -
 
 
 class Joined:
-    """A site of a served run with a policy, which is asked for turns."""
-
     def __init__(self, folder: Path, *lines: str) -> None:
         self.heard: list[str] = []
         experiment = prepare_client(read_source(None, [*TINY, *RUN]), "site-1")

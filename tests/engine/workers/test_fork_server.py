@@ -59,7 +59,6 @@ def test_a_script_may_run_with_workers_at_its_top_level(tmp_path: Path) -> None:
 
 
 def servers() -> list[psutil.Process]:
-    """The servers of this process."""
     children = psutil.Process().children()
     return [child for child in children if "forkserver" in " ".join(child.cmdline())]
 
