@@ -43,11 +43,7 @@ _KILL_WITH_PARENT = 1
 
 
 def live(moments: Sequence[str]) -> None:
-    """Returns in a process of its own for each moment, in which it is killed, and at last in this one.
-
-    Args:
-        moments: For each round the exchange before which it is killed: `secure/unmask:2` for the second.
-    """
+    """Returns in a process for each round, killed before its exchange (`secure/unmask:2`); then here."""
     for number, moment in enumerate(moments, start=1):
         if not (child := os.fork()):
             ctypes.CDLL(None).prctl(_KILL_WITH_PARENT, signal.SIGKILL)
@@ -86,14 +82,7 @@ def stall_before(handler: str, mark: Path) -> None:
 
 
 def serve(address: str, folder: Path, moment: str, *overrides: str) -> None:
-    """Runs a server, or goes on with its run, until it is killed or the run is complete.
-
-    Args:
-        address: Where it listens.
-        folder: The run directory.
-        moment: Before which call of a function it is killed: `take:3`; never if empty.
-        overrides: Settings.
-    """
+    """Runs a server, or goes on with its run, to the end or to a call of a function (`take:3`)."""
     from remote_run import LARGEST, PATIENT
 
     from fedstrata.engine.remote.agreeing import Agreements

@@ -20,12 +20,7 @@ from fedstrata.core.settings.source import read_source
 
 
 class NVFlareFederation(NVFlareKits):
-    """A server, its clients and an administrator.
-
-    Args:
-        folder: Where all of it lies.
-        clients: The names of the clients.
-    """
+    """A server, its clients and an administrator."""
 
     def __init__(self, folder: Path, clients: Sequence[str]) -> None:
         super().__init__(folder, clients)
@@ -75,12 +70,7 @@ class NVFlareFederation(NVFlareKits):
             process.wait()
 
     def run(self, folder: Path, *overrides: str) -> Finished:
-        """Runs a tiny federation from its first round to its summary; raises where it does not get there.
-
-        Args:
-            folder: Of the run, and of what clients keep; with secure aggregation their identities lie there.
-            overrides: The settings, of which the sites say what is theirs.
-        """
+        """Runs a tiny federation from its first round to its summary; raises where it does not get there."""
         app(self._prepared(folder, *overrides), prog_name="fedstrata", standalone_mode=False)
         return ended(folder)
 

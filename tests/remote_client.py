@@ -2,8 +2,8 @@
 
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
-fail in its second step: `stop` and `die` by themselves, the former to come again, `nan` by what it sends,
-`turn` by what turn that is of; or at the end of its turn: `leaves` once it has delivered, those of
+fail in its second step: `stop` and `die` by themselves, the former to come again, `nan` by what it sends;
+or at the end of its turn: `leaves` once it has delivered, those of
 `DELIVERED` by what it delivers, `scores` by the scores that it says. With `endless` it takes its steps again
 and again, and with `asks` it does so with its questions while it scores. One that begins with `generate` is
 that of a client that answers the prompts of a file and writes the answers to another.
@@ -42,12 +42,7 @@ def misbehave(behaviour: str) -> None:
 
     def instead(self: Any, message: Message) -> None:
         count[0] += 1
-        if count[0] == SECOND_STEP:
-            if behaviour == "turn":
-                self._turn += 100
-            else:
-                message = changed(message)
-        send(self, message)
+        send(self, changed(message) if count[0] == SECOND_STEP else message)
 
     def changed(message: Message) -> Message:
         if behaviour == "die":
@@ -138,7 +133,7 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
         return
     if behaviour.startswith("stalls before "):
         stall_before(behaviour.removeprefix("stalls before "), Path(folder, "stalls"))
-    elif behaviour in {"die", "stop", "nan", "turn"}:
+    elif behaviour in {"die", "stop", "nan"}:
         misbehave(behaviour)
     elif behaviour in {"endless", "asks"}:
         repeat(behaviour)

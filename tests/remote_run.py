@@ -114,19 +114,7 @@ def served(
     own: Sequence[str] = (),
     all_there: bool = False,
 ) -> Finished:
-    """Runs a tiny federation whose clients are other processes, from its first round to its summary.
-
-    Args:
-        folder: Of the run, and of what clients keep.
-        clients: Where client processes come from.
-        overrides: Settings, of the server and of all clients.
-        behaviour: How clients behave that are not good, by name.
-        timing: How long the server waits.
-        names: Of the clients.
-        patience: Seconds to wait for who has left, at the beginning of a round.
-        own: Settings of the clients alone.
-        all_there: Whether a round ends once every client is there, again or still.
-    """
+    """Runs a tiny federation whose clients are other processes; a round may end once `all_there` are back."""
 
     def wait_for_all(event: str, _: Mapping[str, Any]) -> None:
         if event == "round" and all_there:

@@ -92,15 +92,7 @@ def plain_sum(sites: Collection[str]) -> dict[str, Tensor]:
 
 @dataclass
 class Federation:
-    """Clients and a server of one sum, driven exchange by exchange.
-
-    Attributes:
-        sites: Who is asked.
-        guards: What each has begun and released.
-        subjects: Of those who have been given something else than the others.
-        known: All sites of the federation, which each has in its lock; those that are asked if empty.
-        subject: What the server sums, and all who have been given nothing else.
-    """
+    """Clients and a server of one sum, driven exchange by exchange; all `known` sites are in their locks."""
 
     sites: Sequence[str]
     folder: Path

@@ -13,15 +13,7 @@ from fedstrata.core.errors import FedstrataError
 def assert_told(
     text: str, code: str, *, at: str = "", values: Sequence[object] = (), origin: str | None = None
 ) -> None:
-    """Holds that a command told of a problem, on one line of what it wrote.
-
-    Args:
-        text: What it wrote.
-        code: The code of the problem.
-        at: Its path; any if empty.
-        values: Numbers and names that the line has.
-        origin: Where the value was set; anywhere if none.
-    """
+    """Holds that a command told of a problem with these values, on one line; `at` may be any place."""
     end = r"(?:, from .*)?" if origin is None else f", from {re.escape(origin)}"
     lines = [line for line in text.splitlines() if re.search(rf"  \[{code}{end}\]$", line)]
     found = [line for line in lines if not at or line.startswith(f"  - {at}: ")]

@@ -149,6 +149,10 @@ def flops_of(run: Finished) -> dict[str, float]:
     return dict(counts)
 
 
+def slow(*runs: tuple[str, ...]) -> list[Any]:
+    return [pytest.param(each, marks=pytest.mark.slow) for each in runs]
+
+
 def shape(blocks: int) -> str:
     own = TINY_SETTINGS["model.config"]
     return json.dumps({**own, "num_hidden_layers": blocks})
@@ -158,12 +162,12 @@ def shape(blocks: int) -> str:
     "overrides",
     [
         ("method={name: layer_skipping, top: 1}", "training.epochs=2"),
-        pytest.param(
-            ("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}"), marks=pytest.mark.slow
+        *slow(
+            ("method={name: hetlora, ranks: [1]}", "adapter={kind: lora, rank: 8}"),
+            ("method={name: fedavg}", "training.checkpointing=true"),
+            ("method={name: droppeft, rates: 0.5}", LORA),
+            ("method={name: ffa_lora}", LORA),
         ),
-        pytest.param(("method={name: fedavg}", "training.checkpointing=true"), marks=pytest.mark.slow),
-        pytest.param(("method={name: droppeft, rates: 0.5}", LORA), marks=pytest.mark.slow),
-        pytest.param(("method={name: ffa_lora}", LORA), marks=pytest.mark.slow),
     ],
 )
 def test_a_model_that_is_counted_as_itself_costs_the_same(
@@ -178,8 +182,7 @@ def test_a_model_that_is_counted_as_itself_costs_the_same(
     "overrides",
     [
         ("method={name: fedlora}", LORA),
-        pytest.param(("method={name: fedavg}",), marks=pytest.mark.slow),
-        pytest.param(("method={name: layer_skipping, top: 2}", "training.cache=off"), marks=pytest.mark.slow),
+        *slow(("method={name: fedavg}",), ("method={name: layer_skipping, top: 2}", "training.cache=off")),
     ],
 )
 def test_a_larger_model_costs_what_a_run_of_it_would(run_once: RunTiny, overrides: tuple[str, ...]) -> None:
@@ -357,10 +360,7 @@ def clock_of(run: Finished) -> list[tuple[float, float, dict[str, float]]]:
 def test_the_clock_of_a_resumed_run_is_that_of_the_uninterrupted_one(
     run_tiny: RunTiny, tmp_path: Path
 ) -> None:
-    """Though the states of frozen blocks that the round under way has stored are there to be used.
-
-    Stopped twice: before a round is committed, and after two of them.
-    """
+    """Stopped before a round is committed, and after two; states that are stored by then are not used."""
     overrides = ["devices={}", "federation.rounds=3", "federation.sample=0.67"]
     whole = run_tiny(*overrides, out="whole")
     source = read_source(None, [*TINY, *overrides])

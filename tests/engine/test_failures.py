@@ -7,10 +7,11 @@ import re
 import resource
 import shutil
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,15 +20,20 @@ from rich.console import Console
 from support import TINY, RunTiny, assert_same_tensors, finished, problems_of, refused, silent, watch_training
 
 from fedstrata.client.failures import is_client_failure, release_memory
+from fedstrata.client.turn import Done, Failed, Order
 from fedstrata.core.client import Client
 from fedstrata.core.errors import ClientsLostError, ConfigurationError, FrameError, Problem, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, State, Update
 from fedstrata.display.run import Display
+from fedstrata.engine import cohort
+from fedstrata.engine.book import Attendance, Book
+from fedstrata.engine.cohort import RoundCohort
 from fedstrata.engine.local import LocalEngine
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run import Run
+from fedstrata.wire import frame
 
 LOCAL_HEAD = "method={name: layer_skipping, top: 1, head: local}"
 FEW = ("data.synthetic.notes=6", "federation.floors=false")
@@ -303,3 +309,40 @@ def test_failures_are_shown(run_tiny: RunTiny, tmp_path: Path) -> None:
     display.show(opened.execute(), opened.folder, personal=False)
     assert re.search(r"\bsite-3\b.*\bTrainingError\b.*\bsite-3\b", out.getvalue())
     assert re.search(r"\b1 update\b.*\b1\b.*\bsite-3; 0 of 2\b", out.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("pauses", "seconds", "worked"),
+    [
+        ((10.0, 10.0), (8.0, 9.0), 17.0),  # one after the other, each put into its place by the engine first
+        ((10.0, 1.0), (9.0, 9.5), 11.0),  # at once: the second has nearly ended when the first has
+        ((3.0, 1.0), (0.0, 2.0), 2.0),  # the first is lost
+    ],
+)
+def test_time_in_which_clients_work_at_once_counts_once(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    pauses: tuple[float, ...],
+    seconds: tuple[float, ...],
+    worked: float,
+) -> None:
+    now = 0.0
+
+    def turns(orders: Iterable[Order]) -> Iterator[tuple[Order, Done | Failed]]:
+        nonlocal now
+        begun = list(orders)
+        for order, pause, own in zip(begun, pauses, seconds, strict=True):
+            now += pause
+            sent = frame.encode(Update({"x": torch.ones(1)}, weight=1.0))
+            yield order, Done(sent, own) if own else Failed(TrainingError("lost"))
+
+    monkeypatch.setattr(cohort, "time", SimpleNamespace(perf_counter=lambda: now))
+    infos = [ClientInfo("a", 1), ClientInfo("b", 1)]
+    book = Book(1, tmp_path, lambda event, facts: None, Attendance(["a", "b"], min_clients=1), "run")
+    none: Any = None
+    engine: Any = SimpleNamespace(turns=turns)
+    round_ = RoundCohort(none, none, engine, infos, none, book)
+    for _ in round_.each("train", lambda info: Plan({})):
+        now += 100.0  # what the server makes of an update is nobody's work but its own
+    assert round_.train_seconds == sum(seconds)
+    assert round_.worked_seconds == worked

@@ -145,10 +145,7 @@ def run_by(run_tiny: RunTiny, tmp_path: Path, request: pytest.FixtureRequest) ->
 
 
 def assert_same_ledgers(one: Finished, other: Finished, *, served: bool) -> None:
-    """The same bytes left every client; the very same lines, where no line has the run's id or of scores.
-
-    A simulation hashes no frame unless a sum has signed its ledger.
-    """
+    """The same bytes left every client; a simulation hashes no frame unless a sum has signed its ledger."""
     for client in one.of("round")[0]["exchanges"]:
         paths = [home_of(run, client) / LEDGER for run in (one, other)]
         there = [path for path in paths if path.exists()]  # who always drops out has sent nothing
@@ -176,12 +173,7 @@ def assert_same(
 ) -> None:
     """Two runs are the same but for time and memory.
 
-    Args:
-        one: A run.
-        other: Another one.
-        ends_there: Whether the clients of one of them have the ends of a divided model before they are sent
-            any, so that what they are sent in the first round is less.
-        scores: Which scores both have.
+    With `ends_there` clients of one of them have the ends of a divided model already in the first round.
     """
     assert_same_tensors(one.state.tensors, other.state.tensors)
     assert one.state.values == other.state.values
@@ -251,10 +243,7 @@ def test_a_worker_that_is_killed_loses_the_sessions_of_its_clients_alone(
 def test_a_secure_sum_between_processes_is_that_of_a_simulation(
     run_by: RunBy, run_once: RunTiny, tmp_path: Path, engine: str, overrides: tuple[str, ...], scores: bool
 ) -> None:
-    """Each site has an identity and a lock of its own, which no server has ever seen.
-
-    Scores are the sum of what all have counted, and of a single client there are none.
-    """
+    """Scores are the sum of what all have counted, and of a single client there are none."""
     own = ("federation.score_everywhere=false", "threads=1")
     local = run_once(*overrides, *own)
     give_identities(tmp_path / "served")

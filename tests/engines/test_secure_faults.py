@@ -49,31 +49,29 @@ JOINT = (
 )
 
 
+def with_one_killed(
+    folder: Path, clients: Clients, *overrides: str, before: str, all_there: bool = False
+) -> Finished:
+    """Runs between processes, of which that of a site is killed before these exchanges of a round."""
+    give_identities(folder, SITES)
+    behaviour, timing = {"site-2": f"dies before {before}"}, replace(PATIENT, reconnect=1.0)
+    how = {"names": SITES, "patience": 300.0, "all_there": all_there}
+    return served(folder, clients, *overrides, behaviour=behaviour, timing=timing, **how)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("joint", [False, True], ids=["plain", "joint noise"])
 @pytest.mark.claim("secure_aggregation#killed-site")
 def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
     run_tiny: RunTiny, clients: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joint: bool
 ) -> None:
-    """The others sum what they do in a simulation; what has lost its session counts if it has sent.
-
-    With joint noise the others have the shares of noise of a sum of three.
-    """
+    """The others sum what they do in a simulation; what has lost its session counts if it has sent."""
     moments = list(MOMENTS)
     overrides = (*(JOINT if joint else SECURE), f"federation.rounds={len(moments) + 1}")
     with monkeypatch.context() as patched:
         for number, moment in enumerate(moments, start=1):
             fail_in(patched, MOMENTS[moment], "site-2", round_=number)
         local = run_tiny(*overrides)
-    give_identities(tmp_path / "served", SITES)
-    run = served(
-        tmp_path / "served",
-        clients,
-        *overrides,
-        behaviour={"site-2": f"dies before {', '.join(moments)}"},
-        timing=replace(PATIENT, reconnect=1.0),
-        names=SITES,
-        patience=300.0,
-    )
+    run = with_one_killed(tmp_path / "served", clients, *overrides, before=", ".join(moments))
     others = ["site-1", "site-3", "site-4"]
     survivors = [each["survivors"] for each in sums(run.of("round"))]
     assert survivors == [others] * 4 + [list(SITES)] * (len(moments) - 3)
@@ -86,19 +84,10 @@ def test_a_site_that_is_killed_in_any_exchange_is_lost_to_it_and_comes_again(
 
 
 SCORED = (
-    "privacy.secure_aggregation=true",
-    "privacy.scores=summed",
-    "privacy.range=16",
-    "method={name: layer_skipping, top: 1}",
+    *deaths.SECURE,
+    *("privacy.scores=summed", "privacy.range=16", "federation.score_everywhere=false"),
     *RELATIONS,
-    "training.learning_rate=0.03",
-    "training.epochs=6",
-    "data.synthetic.sites=4",
-    "data.synthetic.notes=24",
-    "federation.min_clients=1",
-    "federation.rounds=1",
-    "federation.score_everywhere=false",
-    "threads=1",
+    *("training.learning_rate=0.03", "training.epochs=6", "data.synthetic.notes=24", "federation.rounds=1"),
 )
 
 
@@ -107,17 +96,7 @@ def test_a_site_that_is_killed_while_it_scores_costs_the_scores_alone(
 ) -> None:
     """Its update was summed and stays so; the counts are those of the others, and at the end of all again."""
     local = run_tiny(*SCORED)
-    give_identities(tmp_path / "served", SITES)
-    run = served(
-        tmp_path / "served",
-        clients,
-        *SCORED,
-        behaviour={"site-2": "dies before @score/input"},
-        timing=replace(PATIENT, reconnect=1.0),
-        names=SITES,
-        patience=300.0,
-        all_there=True,
-    )
+    run = with_one_killed(tmp_path / "served", clients, *SCORED, before="@score/input", all_there=True)
     assert_same_tensors(local.state.tensors, run.state.tensors)
     (event,) = run.of("round")
     assert event["secure_aggregation"]["survivors"] == list(SITES)

@@ -142,26 +142,18 @@ def test_no_server_gets_what_no_budget_can_count(asked: str, tmp_path: Path) -> 
         ("privacy.budget=unlimited",),
         ("privacy.noise=seeded",),
         ("privacy.unit=window", "privacy.budget=unlimited"),
+        ("privacy={mechanism: none}",),
     ],
 )
 def test_it_is_off_by_a_word_of_the_sites_own(own: tuple[str, ...], tmp_path: Path) -> None:
     heard: list[tuple[str, Mapping[str, Any]]] = []
-    experiment = experiment_of(*own, "privacy.units.site-1=99")
+    experiment = experiment_of("privacy.units.site-1=99", *own)
     home = tmp_path / "home"
     same = with_budget(experiment, "site-1", home, SitePolicy(), lambda *told: heard.append(told))
     assert same is experiment
-    assert [facts["epsilon"] for _, facts in heard] == [None]
+    assert [facts["epsilon"] for _, facts in heard] == [None] * (own != ("privacy={mechanism: none}",))
     assert not home.exists()
     assert TurnAccount.of(experiment.privacy, "site-1", tmp_path) is None
-
-
-def test_a_run_without_differential_privacy_has_none(tmp_path: Path) -> None:
-    heard: list[tuple[str, Mapping[str, Any]]] = []
-    experiment = prepare_client(read_source(None, [*TINY]), "site-1")
-    same = with_budget(experiment, "site-1", tmp_path, SitePolicy(), lambda *told: heard.append(told))
-    assert same is experiment
-    assert not heard
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_site_keeps_the_budget_that_its_own_file_names(tmp_path: Path) -> None:

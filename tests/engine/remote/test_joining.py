@@ -111,10 +111,7 @@ def at_work(
 def test_a_client_that_joins_drops_nothing_but_what_its_own_run_did_not_commit(
     tmp_path: Path, experiment: Experiment
 ) -> None:
-    """A server that begins anew has committed nothing: what was learnt in other runs stays.
-
-    The people of the site have accepted two runs, one after the other.
-    """
+    """A server that begins anew has committed nothing: what was learnt in other runs stays."""
     for client in CLIENTS:
         for number in (1, 2, 3):
             ends = Message({"head": torch.tensor(float(number))})

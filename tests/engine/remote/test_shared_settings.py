@@ -117,11 +117,9 @@ def test_problems_of_a_site_say_where_it_has_set_them(tmp_path: Path, said: dict
     given = ["data.labels.keep=1", "training.cache=maybe"]
     with pytest.raises(ConfigurationError) as caught:
         with_shared(read_source(file, given), said)
-    origins = {problem.path: problem.origin for problem in caught.value.problems}
-    line = "the command line"
-    assert origins == {
-        "data.labels.keep": line,
-        "training.cache": line,
+    assert {problem.path: problem.origin for problem in caught.value.problems} == {
+        "data.labels.keep": "the command line",
+        "training.cache": "the command line",
         "partition.clients": "site.yaml, line 4",
     }
 
