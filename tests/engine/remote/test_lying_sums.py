@@ -110,15 +110,7 @@ def test_no_second_sum_over_a_model_leaves_one_site_out(server: Server, name: di
 
 @pytest.mark.claim("security_review#sum-again")
 @pytest.mark.parametrize(
-    "same",
-    [
-        "without tensors",
-        "other order",
-        "an unknown tensor",
-        "fewer",
-        "other dtype",
-        "another model, other dtype",
-    ],
+    "same", ["without tensors", "other order", "an unknown tensor", "fewer", "other dtype", "another model"]
 )
 def test_a_model_is_recognised_however_a_plan_holds_it(server: Server, same: str) -> None:
     """Every task begins with the model as all have it, so that these plans train the same."""
