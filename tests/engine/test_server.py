@@ -102,14 +102,3 @@ def test_a_model_without_a_finite_loss_is_lost_to_the_round(run_once: RunTiny) -
     assert "loss of nan" in lost["message"]
     assert len(run.summary["state"]["influence"]) == 2
     assert all(torch.isfinite(tensor).all() for tensor in run.state.tensors.values())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "task", ["{name: lm, max_length: 64}", "{name: classify, max_length: 64, stride: 8}"]
-)
-def test_any_task_has_such_a_loss(run_once: RunTiny, task: str) -> None:
-    run = run_once(*LORA, f"task={task}", "data.types=null", "federation.rounds=1")
-    losses = [own["loss"] for own in run.summary["state"]["influence"].values()]
-    assert len(losses) == 3
-    assert all(loss > 0 for loss in losses)
