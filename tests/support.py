@@ -52,6 +52,7 @@ TINY = (
     "task.stride=8",
     "training.learning_rate=0.005",
     "federation.rounds=2",
+    "federation.floors=false",
 )
 """Overrides that make a run of seconds: three sites, a random model of three small blocks."""
 TINY_SETTINGS = {

@@ -23,14 +23,18 @@ from fedstrata.tasks.classify import DocumentClassification
 from fedstrata.tasks.ner import NamedEntityRecognition
 from fedstrata.wire import frame
 
-ENOUGH = ("data.synthetic.notes=48", "data.split={train: 0.5, validation: 0.0, test: 0.5}")
-"""Documents of each site to train on, and to score, from 5 on."""
+ENOUGH = (
+    "federation.floors=true",
+    "data.synthetic.notes=48",
+    "data.split={train: 0.5, validation: 0.0, test: 0.5}",
+)
+"""Floors, and documents of each site to train on, and to score, from 5 on."""
 CENTRAL = "privacy={mechanism: central, sigma: 1.0, delta: 0.00001, clip: 1.0}"
 ONE_ROUND = ("federation.rounds=1", "training.epochs=1")
 
 
 def test_floors_are_those_of_each_site_by_its_own_documents_added_up(run_once: RunTiny) -> None:
-    run = run_once("method={name: layer_skipping}", *ENOUGH, *ONE_ROUND, "federation.floors=true")
+    run = run_once("method={name: layer_skipping}", *ENOUGH, *ONE_ROUND)
     experiment = prepare(read_source(run.folder / "config.yaml", []))
     task = experiment.task
     every, counts = [], []

@@ -50,7 +50,7 @@ TELLING = ("local_only", "fl_llama")
     "method", [pytest.param(name, marks=() if name in TELLING else pytest.mark.slow) for name in METHODS]
 )
 def test_a_run_leaves_what_the_design_says(run_tiny: RunTiny, method: str) -> None:
-    run = run_tiny(f"method={{name: {method}}}", "data.split.server=2")
+    run = run_tiny(f"method={{name: {method}}}", "data.split.server=2", "federation.floors=true")
     assert run.summary.keys() == SUMMARY_KEYS.keys()
     for key, inner in SUMMARY_KEYS.items():
         if inner:

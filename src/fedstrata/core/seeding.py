@@ -63,6 +63,8 @@ class Seed:
         import torch  # noqa: PLC0415
 
         devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else ()
+        # Without a GPU `torch.manual_seed` queues the seed for one, with a stack trace: milliseconds.
+        seed = torch.manual_seed if devices else torch.default_generator.manual_seed
         with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(self.integer())
+            seed(self.integer())
             yield

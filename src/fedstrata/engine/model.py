@@ -27,7 +27,7 @@ from fedstrata.models.plain import PlainConfig, PlainModel
 from fedstrata.models.prefix import frozen_blocks
 from fedstrata.models.quantize import quantization
 from fedstrata.models.state import Model
-from fedstrata.models.vocabulary import bpe_parts
+from fedstrata.models.vocabulary import bpe_parts, kept_tokens
 from fedstrata.train.emulated_model import EmulatedModel
 
 _STAND_IN = ("O",)
@@ -68,8 +68,8 @@ def load_model(
         settings: The run's settings.
         task: The task, which knows its labels.
         method: The federated method.
-        tokenizer: The tokenizer that the run has made, where the settings ask for one; it is made if None and
-            no training texts are needed for it.
+        tokenizer: The tokenizer that `check_model` has read, or that was built from the training texts; it is
+            read if None.
         without: Takes parts out of the model before its weights are read.
 
     Raises:
@@ -77,8 +77,10 @@ def load_model(
             was found in documents cannot be asked for with this tokenizer.
     """
     seed = Seed(settings.seed)
-    if tokenizer is None and settings.model.vocabulary is not None:
-        tokenizer = cut_to_public_texts(settings, task)
+    if settings.model.vocabulary is not None:
+        tokenizer = tokenizer or read_tokenizer(settings.model)
+        if kept_tokens(tokenizer) is None:
+            tokenizer = cut_to_public_texts(settings, task, tokenizer)
     model = load(
         settings.model,
         kind=task.kind,
@@ -174,8 +176,15 @@ def outline(
     return Model(module, tokenizer, name=settings.model.name, learnable=learnable)
 
 
-def check_model(settings: RunSettings, task: Task, method: Method | None) -> None:
-    """Checks the model against the task and the method; no weights are loaded."""
+def check_model(settings: RunSettings, task: Task, method: Method | None) -> Any:
+    """Checks the model against the task and the method; no weights are loaded.
+
+    Returns:
+        The tokenizer, as it was read; None if it is yet to be built, or comes with the model.
+
+    Raises:
+        ConfigurationError: With every problem that was found.
+    """
     problems = []
     full = None if method is None else method.full_setting
     # The weights of an adapter are float32 whatever its model's, but not those of a head that trains with it.
@@ -212,9 +221,17 @@ def check_model(settings: RunSettings, task: Task, method: Method | None) -> Non
         _check_method(settings, method, layout, config)
         _check_emulated(settings, task, method, tokenizer, layout)
 
-    problems += refusals(check_layouts, lambda: _check_tokenizer(settings, task, tokenizer))
-    if problems:
-        raise ConfigurationError(problems)
+    def check_tokenizer() -> None:
+        nonlocal tokenizer
+        if isinstance(settings.model.tokenizer, TrainedTokenizer):
+            return
+        tokenizer = tokenizer or read_tokenizer(settings.model)
+        task.check_tokenizer(tokenizer)
+        if settings.model.vocabulary is not None:
+            bpe_parts(tokenizer)
+
+    refuse([*problems, *refusals(check_layouts, check_tokenizer)])
+    return None if sample else tokenizer
 
 
 def _unfit_sample(
@@ -281,16 +298,6 @@ def _check_checkpointing(module: PreTrainedModel, adapter: AdapterSettings | Non
     if adapter is not None and adapter.kind == "prefix":
         message = "keeps no keys and values, to which a prefix adds; leave it false with adapter.kind prefix"
         raise refused("training.checkpointing", message, "conflict")
-
-
-def _check_tokenizer(settings: RunSettings, task: Task, tokenizer: Any) -> None:
-    """Refuses a tokenizer that cannot be read or cut, or has not what the task needs of it."""
-    if isinstance(settings.model.tokenizer, TrainedTokenizer):
-        return
-    tokenizer = tokenizer or read_tokenizer(settings.model)
-    task.check_tokenizer(tokenizer)
-    if settings.model.vocabulary is not None:
-        bpe_parts(tokenizer)
 
 
 def _check_method(settings: RunSettings, method: Method | None, layout: Layout, config: Any) -> None:

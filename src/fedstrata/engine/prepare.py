@@ -123,6 +123,7 @@ def prepare(
     clients = divided.clients
     server: tuple[Document, ...] = ()
     task: Task | None = None
+    tokenizer = None
     if checked.sound("data", "partition", "seed", "task"):
         with collecting(problems, source):
             divided = divide(settings, checked.task, apart=apart)
@@ -144,13 +145,14 @@ def prepare(
     if checked.sound("task", "federation"):
         problems += source.located(refusals(lambda: check_metric(settings, task)))
     if checked.sound("model", "task"):
-        problems += source.located(refusals(lambda: check_model(settings, checked.task, method)))
+        with collecting(problems, source):
+            tokenizer = check_model(settings, checked.task, method)
     problems += source.located([] if method is None else idle_workers(settings, method))
     if problems or method is None or task is None:
         raise ConfigurationError(problems)
     resolved = settings.model_copy(update={"task": TASKS.section_of(task)})
     with collecting(problems, source):
-        tokenizer = _trained_tokenizer(resolved, clients, tokenizer_folder)
+        tokenizer = tokenizer or _trained_tokenizer(resolved, clients, tokenizer_folder)
         model = load_model(resolved, task, method, tokenizer, without=without_of(method))
         problems += source.located(window_problems(resolved, task, model.tokenizer, clients))
         if not joins:

@@ -9,13 +9,12 @@ from fedstrata.core.settings.data import CorpusSettings, DataSettings, listed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.task import Task
 from fedstrata.data.public_texts import find_public_texts, read_public_texts
-from fedstrata.models.load import read_tokenizer
 from fedstrata.models.vocabulary import cut_tokenizer
 
 _SETTING = "model.vocabulary"
 
 
-def cut_to_public_texts(settings: RunSettings, task: Task) -> Any:
+def cut_to_public_texts(settings: RunSettings, task: Task, tokenizer: Any) -> Any:
     """Returns the model's tokenizer, cut to the public texts and to what the task adds to documents.
 
     Raises:
@@ -28,7 +27,7 @@ def cut_to_public_texts(settings: RunSettings, task: Task) -> Any:
             with_added += read_public_texts(path)
     except DataError as error:
         raise refused(_SETTING, str(error), error.code) from None
-    return cut_tokenizer(read_tokenizer(settings.model), with_added)
+    return cut_tokenizer(tokenizer, with_added)
 
 
 def vocabulary_problems(settings: RunSettings) -> Iterator[Problem]:

@@ -48,7 +48,7 @@ def guard(folder: Path, *lines: str) -> PolicyGuard:
         ("secure_aggregation: true", (), []),
         ("scores: false", (), []),
         ("scores: false", (SECURE, "privacy.scores=summed"), []),
-        ("floors: false", (), ["federation.floors"]),
+        ("floors: false", ("federation.floors=true",), ["federation.floors"]),
         ("mechanisms: [joint, local]", (), ["joint or local here", "'none'"]),
         ("mechanisms: [joint]", NOISED, ["joint here", "'local'"]),
         ("units: [patient]", PRIVATE, ["patient here", "document"]),
