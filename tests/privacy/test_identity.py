@@ -75,12 +75,6 @@ def test_a_signature_is_of_one_text_by_one_identity(data: bytes, other: bytes, b
     assert not is_signed(b"short", signature, data)
 
 
-def test_fingerprints_are_short_and_differ() -> None:
-    prints = {fingerprint(bytes([number]) * 32) for number in range(100)}
-    assert len(prints) == 100
-    assert all(len(each) == 24 for each in prints)
-
-
 PUBLIC = {name: bytes([number]) * 32 for number, name in enumerate(("north", "off", "it's: 1", "été"), 1)}
 
 

@@ -90,14 +90,6 @@ def test_a_turn_is_taken_down_before_anything_is_drawn(own: PrivateClient) -> No
     assert order.count("begun") == 1
 
 
-def test_the_sum_is_divided_by_a_constant(own: PrivateClient) -> None:
-    """Two units at once leave the sum of what each leaves: how many were drawn divides nothing."""
-    together = own.sum_over(own.units[:2], 0.5)
-    apart = [own.sum_over([unit], 0.5) for unit in own.units[:2]]
-    difference = [whole - one - other for whole, one, other in zip(together, *apart, strict=True)]
-    assert norm_of(difference) <= 1e-6 * norm_of(together)
-
-
 @pytest.mark.parametrize(("clip", "sigma"), [(0.25, 3.0), (4.0, 3.0)])
 def test_noise_is_added_to_the_sum_of_units_too(own: PrivateClient, clip: float, sigma: float) -> None:
     parameters = own.parameters()

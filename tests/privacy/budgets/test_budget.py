@@ -328,6 +328,7 @@ def test_what_is_no_budget_or_a_damaged_one_is_named(path: Path) -> None:
         ("UPDATE accounts SET kind = 'skellam'", ["account 1", "skellam"]),
         ("UPDATE accounts SET cohort = x'00'", ["members"]),
         ("DELETE FROM members", ["members"]),
+        ("DELETE FROM terms", []),
         ("INSERT INTO members VALUES (x'00', 'ada')", ["row 1", "members", "unit 'ada'"]),
         ("UPDATE terms SET value = 'nan' WHERE name = 'delta'", ["delta 'nan'"]),
         ("UPDATE terms SET value = 'all' WHERE name = 'epsilon'", ["epsilon 'all'"]),
@@ -392,12 +393,3 @@ def test_a_turn_without_an_account_does_not_begin(tmp_path: Path) -> None:
     assert (tmp_path / "site" / TOKEN).exists()
     assert account_id(tmp_path / "site", TURN) == first
     assert account_id(tmp_path / "site", replace(TURN, sigma=0.9)) != first
-
-
-def test_a_budget_that_no_longer_says_what_it_is_of_is_not_taken_for_a_new_one(path: Path) -> None:
-    reserve(path, TERMS, [asked("one")], cost(7))
-    with sqlite3.connect(path) as connection:
-        connection.execute("DELETE FROM terms")
-    for use in (lambda: read_budget(path), lambda: reserve(path, TERMS, [asked("two")], cost(7))):
-        with refused(ConfigurationError, "damaged", at="privacy.budget.path", values=[path]):
-            use()
