@@ -2,11 +2,11 @@
 
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
-fail in its second step: `stop` and `die` by themselves, the former to come again, `nan` and `shape` by what
-it sends, `turn` by what turn that is of; or at the end of its turn: `leaves` once it has delivered, those of
-`DELIVERED` by what it delivers, `scores` by the scores that it says. With `endless` it takes its steps again
-and again, and with `asks` it does so with its questions while it scores. One that begins with `generate` is
-that of a client that answers the prompts of a file and writes the answers to another.
+fail in its second step, `stop` to come again and `die`; or at the end of its turn: `leaves` once it has
+delivered, those of `DELIVERED` by what it delivers, `scores` by the scores that it says. With `endless` it
+takes its steps again and again, and with `asks` it does so with its questions while it scores. One that
+begins with `generate` is that of a client that answers the prompts of a file and writes the answers to
+another.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SECOND_STEP = 3
 
 
 def misbehave(behaviour: str) -> None:
-    """Changes what a line sends."""
+    """Stops or ends this process before it sends its second step."""
     from fedstrata.transport.membership import TurnLine
 
     send, count = TurnLine.send, [0]
@@ -43,21 +43,8 @@ def misbehave(behaviour: str) -> None:
     def instead(self: Any, message: Message) -> None:
         count[0] += 1
         if count[0] == SECOND_STEP:
-            if behaviour == "turn":
-                self._turn += 100
-            else:
-                message = changed(message)
+            os.kill(os.getpid(), signal.SIGKILL if behaviour == "die" else signal.SIGSTOP)
         send(self, message)
-
-    def changed(message: Message) -> Message:
-        if behaviour == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if behaviour == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        states = message.tensors["states"]
-        if behaviour == "nan":
-            return Message({"states": torch.full_like(states, float("nan"))}, message.values)
-        return Message({"states": states[..., :-1].contiguous()}, message.values)
 
     TurnLine.send = instead  # type: ignore[method-assign]
 
@@ -140,7 +127,7 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
         return
     if behaviour.startswith("stalls before "):
         stall_before(behaviour.removeprefix("stalls before "), Path(folder, "stalls"))
-    elif behaviour in {"die", "stop", "nan", "shape", "turn"}:
+    elif behaviour in {"die", "stop"}:
         misbehave(behaviour)
     elif behaviour in {"endless", "asks"}:
         repeat(behaviour)

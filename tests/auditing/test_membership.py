@@ -45,15 +45,6 @@ def audited(*overrides: str, canaries: int = 180, **target: Any) -> Membership:
     return audit_membership(source, Target(canaries, 4, **target), lambda event, facts: None)
 
 
-@pytest.mark.slow  # that updates tell of whom they were made is fast in test_membership_scores.py
-def test_who_is_trained_on_without_any_defence_is_found() -> None:
-    found = audited("method={name: fedavg}", "training.epochs=5")
-    assert audit_report.bound_of(found).epsilon > 1.0
-    assert (found.epsilon, found.power, found.unit) == (None, None, "")
-    assert found.updates == 6
-    assert "claim: none" in "\n".join(audit_report.words_of(found))
-
-
 @pytest.mark.slow
 def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
     found = audited(*OVERFITTED, canaries=24, shadows=4, score="lira")
@@ -62,7 +53,6 @@ def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
     assert auc["threshold"].low > 0.6
     assert audit_report.bound_of(found).epsilon > 1.0
     assert found.decisive == found.shown.audits["lira"]
-    assert any(line.startswith("lira ") for line in audit_report.words_of(found))
     assert audit_report.facts_of(found)["refuted"] is None
 
 
@@ -92,6 +82,7 @@ def test_scores_of_the_last_model_are_its_losses() -> None:
     canaries = make_canaries(experiment.task, experiment.model.tokenizer, ["site-1"], 12, 4, seed)
     final = shadow_losses(with_canaries(experiment, canaries), canaries, experiment.seed)
     assert found.shown.scores["threshold"].tolist() == (-final).tolist()
+    assert (found.epsilon, found.power, found.unit) == (None, None, "")
     assert "lira" not in found.shown.scores
 
 
@@ -113,15 +104,14 @@ def test_noise_that_is_forgotten_is_found_by_the_audit_that_finds_nothing_with_i
     assert facts["falsified"]["refuted"]["updates"]
     assert not facts["refuted"]
     assert facts["falsified"]["bounds"].keys() == facts["bounds"].keys() == {*audit_report.SEES} - {"lira"}
-    said = "\n".join(audit_report.words_of(found))
-    assert f" {without['updates']:.2f} " in said
-    assert "(refuted: yes)" in said
 
 
 @pytest.mark.slow
 def test_half_the_truth_is_the_noise_of_twice_the_epsilon() -> None:
     found = audited(*SMALL, SGD, private(1.5, sites=1), falsified="half", canaries=30)
     assert found.falsified is not None
+    assert found.power is not None
+    assert found.power.epsilon == 2 * found.decisive.claim.epsilon
     assert found.epsilon is not None
     spent = Mechanism(found.falsified.sigma, 24 / PATIENTS, 6)
     assert found.epsilon == pytest.approx(epsilon_of([Mechanism(1.5, 24 / PATIENTS, 6)], 0.001))
@@ -139,18 +129,6 @@ def test_at_epsilon_1_no_score_refutes() -> None:
     assert found.epsilon == pytest.approx(1.0, abs=0.01)
     assert all(own.one_run_gaussian.epsilon <= 1.0 for own in found.shown.audits.values())
     assert len(found.shown.audits) == 4
-
-
-@pytest.mark.slow
-def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
-    clipped, hidden = audited(SGD, private(0.0)), audited(SGD, private(20.0))
-    assert audit_report.bound_of(clipped).epsilon > 1.0
-    assert clipped.epsilon is None
-    assert hidden.epsilon is not None
-    assert audit_report.bound_of(hidden).epsilon <= hidden.epsilon
-    assert hidden.decisive.claim.epsilon == hidden.epsilon
-    assert hidden.power is not None
-    assert hidden.power.epsilon == 2 * hidden.epsilon
 
 
 @pytest.mark.slow
@@ -187,8 +165,7 @@ def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() ->
 
 @pytest.mark.slow
 def test_canaries_are_units_that_their_client_declares() -> None:
-    values = ["'site-2'", "72 patients", "--raise-units"]
-    with refused(ConfigurationError, "out_of_range", at="privacy.units", values=values):
+    with refused(ConfigurationError, "out_of_range", at="privacy.units", values=["'site-2'", 72]):
         audited(private(1.0), canaries=90, clients=("site-2",))
     found = audited(private(1.0), canaries=90, clients=("site-2",), raise_units=True)
     assert found.factor == 2
@@ -298,14 +275,8 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     assert told["claim"]["delta"] == 0.001
     assert told["decides"]["bound"] == "one_run_gaussian"
     assert told["power"]["epsilon"] == pytest.approx(2 * told["claim"]["epsilon"])
-    for line in told["says"]:
-        assert line.split()[0] in done.out
     page = (tmp_path / "found/membership.md").read_text()
     assert page.index("| lira | one_run_gaussian |") < page.index("| updates | one_run_gaussian |")
-    assert page.index("| lira | as set |") < page.index(
-        f"| lira | of epsilon {told['power']['epsilon']:.3g} |"
-    )
-    assert "which does not prove it" in page
     assert told["falsified"]["epsilon"] == told["power"]["epsilon"]
     assert told["rates"]["lira"]["found"].keys() == {"0.01", "0.1"}
     assert told["falsified"]["rates"].keys() == {*audit_report.SEES}
@@ -317,12 +288,3 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     nothing = call("attack", "membership", tmp_path)
     assert nothing.status == 2
     assert_told(nothing.err, "not_found", values=[tmp_path, "config.yaml"])
-
-
-@pytest.mark.slow
-def test_a_claim_that_is_refuted_is_said_to_be_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the accountant had said too little."""
-    monkeypatch.setattr("fedstrata.auditing.canary_runs.AttackedRun.epsilon", 0.1)
-    found = audited(SGD, private(0.01))
-    assert audit_report.facts_of(found)["refuted"]
-    assert "more than is claimed" in "\n".join(audit_report.words_of(found))

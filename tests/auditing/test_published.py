@@ -116,14 +116,6 @@ def test_a_finding_names_the_usual_method_where_a_configuration_names_none() -> 
     assert (told["method"], told["model"], told["seed"]) == ("layer_skipping", "mini", 7)
 
 
-def test_an_attack_that_there_is_not_is_named(call: Call) -> None:
-    for name in ("foo", "memebership"):
-        done = call("attack", name, "federation.rounds=1")
-        assert done.status == 2
-        told = " ".join(done.err.replace("│", " ").split())
-        assert f"'{name}'" in told and "hidden, invert, membership, span" in told
-
-
 def test_words_are_marked_that_were_read_in_their_order() -> None:
     own = marked(Reading("site", "No fever or chills overnight", "No chills or fever"))
     assert [words for words, same in own.text if same] == [words for words, same in own.read if same]

@@ -19,7 +19,7 @@ from fedstrata.engine import masked_sums, secure_mean
 from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.secure_mean import SecureAggregation
-from fedstrata.privacy import clipping, joint_terms
+from fedstrata.privacy import joint_terms
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.secure_sum.client import SumClient
@@ -79,30 +79,10 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     assert joint.summary["privacy"]["epsilon"] is None
 
 
-@pytest.mark.slow  # rows and their rounding by themselves are fast
-def test_rows_at_once_are_rounded_as_they_are_one_by_one(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = ("privacy.unit=window", "privacy.delta=0.001", "privacy.expected_batch=8")
-    units = "privacy.units={site-1: 100, site-2: 100, site-3: 100}"
-    overrides = (*JOINT, *window, THREE[0], units, "data.synthetic.notes=6", *PLAIN_STEP, QUIET)
-    at_once = run_tiny(*overrides, out="at once")
-    monkeypatch.setattr(clipping, "rows_together", lambda model, parameters: 1)
-    one_by_one = run_tiny(*overrides, out="one by one")
-    (event,) = at_once.of("round")
-    assert event["privacy"]["clipped"] == one_by_one.of("round")[0]["privacy"]["clipped"]
-    assert float(difference(at_once, one_by_one).abs().max()) <= event["secure_aggregation"]["error"] + 1e-6
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sites", "lost", "colluders", "carriers"),
-    [
-        (4, (), None, 2),
-        (6, ("site-2",), 1, 3),
-        pytest.param(4, (), 0, 3, marks=pytest.mark.slow),
-        pytest.param(4, ("site-2",), 1, 2, marks=pytest.mark.slow),
-    ],
+    [(4, (), None, 2), (6, ("site-2",), 1, 3), (4, (), 0, 3), (4, ("site-2",), 1, 2)],
 )
 def test_the_sum_has_the_noise_that_is_claimed(
     run_tiny: RunTiny,
@@ -145,9 +125,6 @@ def test_what_was_spent_is_that_of_skellam_noise_over_the_rounds(run_tiny: RunTi
     sent = [line for line in lines if line["what"] == "update"]
     assert [line["protection"] for line in sent] == ["secure aggregation; joint differential privacy"] * 2
     assert sent[-1]["epsilon"] == by_hand
-    told = (run.folder / "privacy.md").read_text()
-    assert "Any 2 shares together have deviation 1 x" in told
-    assert "nothing proves to them that it added one" in told
 
 
 @pytest.mark.slow

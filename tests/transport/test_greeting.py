@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import struct
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,7 +10,7 @@ import grpc
 import pytest
 from support import refused
 
-from fedstrata.core.errors import LineError, RefusedError
+from fedstrata.core.errors import RefusedError
 from fedstrata.transport.grpc.ending import code_of
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import settings_of
@@ -54,28 +53,6 @@ def test_who_does_not_begin_with_a_greeting_is_told_so(body: bytes, code: str, v
         hub.stop(1.0)
 
 
-def test_who_asks_what_is_trained_is_told_at_once_that_nobody_answers() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-    warned: list[str] = []
-    with refused(LineError, "connection_refused", values=[address, "0.5 s"]):
-        settings_of(address, "north", None, None, Timing(reconnect=0.5), warned.append)
-    (told,) = warned
-    assert address in told
-    assert "0.5 s" in told
-
-
-def test_what_is_no_server_of_ours_is_named() -> None:
-    server = grpc.server(ThreadPoolExecutor(1))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    try:
-        with refused(RefusedError, "wrong_server", values=[address]):
-            settings_of(address, "north", None, None, Timing(reconnect=5.0))
-    finally:
-        server.stop(0).wait()
-
-
 class Refusing(grpc.GenericRpcHandler):
     """A server that refuses with a code."""
 
@@ -94,14 +71,21 @@ class Refusing(grpc.GenericRpcHandler):
 
 
 @pytest.mark.parametrize(
-    ("told", "heard"), [("wrong_token", "wrong_token"), ("of a later version", "refused")]
+    ("handlers", "code"),
+    [
+        ([], "wrong_server"),
+        ([Refusing("wrong_token")], "wrong_token"),
+        ([Refusing("of a later version")], "refused"),
+    ],
 )
-def test_a_code_that_travels_is_one_of_ours(told: str, heard: str) -> None:
-    server = grpc.server(ThreadPoolExecutor(1), handlers=[Refusing(told)])
+def test_what_is_no_server_of_ours_is_told_and_a_code_that_travels_is_one_of_ours(
+    handlers: list[Refusing], code: str
+) -> None:
+    server = grpc.server(ThreadPoolExecutor(1), handlers=handlers)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     server.start()
     try:
-        with refused(RefusedError, heard):
+        with refused(RefusedError, code):
             settings_of(address, "north", None, None, Timing(reconnect=5.0))
     finally:
         server.stop(0).wait()

@@ -308,13 +308,16 @@ def test_a_certificate_that_nobody_trusts_does_not_connect(
 def test_where_nobody_listens_certificates_are_not_spoken_of(authority: trustme.CA, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"localhost:{taken.getsockname()[1]}"
-    own: dict[str, Any] = {"certificates": certificates(authority, tmp_path, "north", authority)}
-    member = GrpcMembership(
-        address, "north", AGREED, timing=replace(TIMING, reconnect=0.5), token="secret", **own
-    )
+    own, brief = certificates(authority, tmp_path, "north", authority), replace(TIMING, reconnect=0.5)
+    member = GrpcMembership(address, "north", AGREED, timing=brief, token="secret", certificates=own)
     with refused(LineError, "connection_refused", values=["0.5 s"]) as found, member:
         pass
     assert "certificate" not in str(found.value)
+    warned: list[str] = []
+    with refused(LineError, "connection_refused", values=[address, "0.5 s"]):
+        settings_of(address, "north", None, None, brief, warned.append)
+    (told,) = warned
+    assert address in told
 
 
 @pytest.mark.claim("security_review#mutual-tls")

@@ -57,7 +57,6 @@ def assert_same_run(server: Server, state: State, simulated: Finished) -> None:
         ("method={name: fl_llama, full: [middle]}", LORA),
         ("method={name: fl_llama, front: 0, back: 0}", "adapter={kind: bottleneck, width: 4}"),
         ("method={name: fl_llama, average_ends: never, turns: step, wire: bfloat16}",),
-        ("method={name: fl_llama, mode: hierarchical}",),
         ("method={name: fl_llama, average_ends: hand_on}",),
     ],
 )
@@ -172,24 +171,6 @@ def test_a_client_that_stalls_is_lost(serve: Serve, monkeypatch: pytest.MonkeyPa
     assert "answered for 0.1 s" in processes["site-2"].said
 
 
-@pytest.mark.slow  # of one process beside another it is fast (test_joining)
-def test_a_client_that_is_started_again_while_others_are_waited_for_takes_part(serve: Serve) -> None:
-    server = serve(BATCH, *ONE_EACH)
-    first = server.start("site-1")
-    server.hub.wait_for(["site-1"], 600)
-    session = server.hub.session("site-1")
-    first.end()
-    server.start("site-1")
-    with server.hub._changed:
-        assert server.hub._changed.wait_for(lambda: server.hub.session("site-1") != session, 600)
-    last = [server.start(client) for client in CLIENTS[1:]][-1]
-    server.run()
-    assert {facts["client"] for facts in server.of("client")} == set(CLIENTS)
-    server.hub.stop()
-    assert last.wait() == 1
-    assert last.said.splitlines()[-1].startswith("SessionOverError: ")
-
-
 @pytest.mark.parametrize(
     ("method", "one", "other"),
     [
@@ -237,17 +218,3 @@ def test_a_client_keeps_nothing_of_a_turn_that_does_not_count(serve: Serve) -> N
         process.wait()
         kept = list((server.folder / f"home of {client}").rglob("store-*.safetensors"))
         assert bool(kept) == (behaviours[client] == "good")
-
-
-@pytest.mark.slow
-def test_states_that_are_not_finite_cost_the_round_their_client(serve: Serve) -> None:
-    server = serve(BATCH, *ONE_EACH)
-    processes = {client: server.start(client, "nan" if client == "site-1" else "good") for client in CLIENTS}
-    server.run(min_clients=2)
-    (failed,) = server.of("client_failed")
-    assert (failed["client"], failed["error"]) == ("site-1", "FrameError")
-    assert "not finite" in failed["message"]
-    server.hub.stop(complete=True)
-    assert processes["site-1"].wait() == 1
-    told = processes["site-1"].said.splitlines()[-1]
-    assert told.startswith("TrainingError: ") and "'site-1'" in told
