@@ -33,6 +33,17 @@ TASK = Regression()
 LORA = LoraSettings(rank=2)
 FAMILIES = {family: kind for family, kind in reversed(VARIANTS) if kind != "causal-lm"}
 """A kind of model with one loss a row, of every family."""
+UNLIKE = {"llama", "gemma3", "gpt2", "bert", "deberta-v2", "bloom", "mixtral", "mpnet", "modernbert", "phi"}
+KINDS = {family: kind for family, kind in reversed(VARIANTS) if family in UNLIKE}
+"""The first kind of families whose blocks are handed the most unlike things."""
+EVERY_VARIANT = pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(own, id="-".join(own), marks=() if own in KINDS.items() else pytest.mark.slow)
+        for own in VARIANTS
+    ],
+    indirect=True,
+)
 
 
 def deeper(family: str, blocks: int = 3, **changes: Any) -> dict[str, Any]:

@@ -290,7 +290,3 @@ def test_a_gradient_of_a_batch_that_is_no_longer_held_is_not_passed_over(replica
     server.discard()
     with refused(StepLostError, "step_lost", values=["'one'"]):
         server.middle.backward("one", drawn(2))
-    server.names, server._parameters = (), ()
-    server.middle.model.train_only(())
-    server.forward("frozen", drawn(1), rows, batch=0, wants_gradient=False)
-    assert server.middle.backward("frozen", drawn(2)) is None, "nothing learns, and nobody wants a gradient"

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -84,30 +81,3 @@ def test_a_server_of_another_version_is_refused_before_its_settings_are_read() -
             settings_of(address, "north", None, None, Timing(reconnect=5.0))
     finally:
         server.stop(0).wait()
-
-
-OLDER = """
-import importlib.metadata as metadata
-known = metadata.version
-metadata.version = lambda name: "0.0.9" if name == "fedstrata" else known(name)
-from fedstrata.cli.main import main
-main()
-"""
-
-
-@pytest.mark.slow
-def test_fedstrata_join_of_another_version_ends_with_both_named(caplog: pytest.LogCaptureFixture) -> None:
-    settings = {"fedstrata": OWN, "settings": {"a section of a later version": 1}}
-    hub = GrpcHub(nobody, largest=2**20, clients=["north"], settings=settings)  # type: ignore[arg-type]
-    try:
-        address = hub.listen("127.0.0.1:0")
-        join = [sys.executable, "-c", OLDER, "join", "--insecure", "--client", "north", "--server", address]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(join, env=environment, capture_output=True, text=True, check=False)
-    finally:
-        hub.stop(1.0)
-    there, here = f"fedstrata 0.0.9 (protocol {NUMBER})", f"fedstrata {OWN} (protocol {NUMBER})"
-    (message,) = caplog.messages
-    assert f"'north' has {there}" in message and f"the server has {here}" in message
-    assert done.returncode == 2
-    assert done.stderr.endswith(f"{message}  [other_version]\n") and done.stderr.count("\n") == 1
