@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
-from secure_federation import NAME, SITES, SUBJECT, Federation, equal
+from secure_federation import FIVE, NEXT, SITES, SUBJECT, Federation, equal
 from support import refused
 
 from fedstrata.privacy.identity import Identity
@@ -24,7 +24,6 @@ from fedstrata.privacy.secure_sum.server import left_out
 from fedstrata.privacy.secure_sum.shares import SECRET_BYTES, split
 from fedstrata.privacy.secure_sum.transcript import signed_keys
 
-FIVE = SITES[:5]
 LIAR = FIVE[2]
 HONEST = tuple(site for site in FIVE if site != LIAR)
 
@@ -95,8 +94,7 @@ def test_who_signs_something_else_counts_and_keeps_nobody_from_the_sum(
     """A signature of the right transcript that is none the server cannot tell; the sites do."""
     size = {"transcript": 32, "signature": 64}[what]
     lying(federation, "sign", lambda said: said.model_copy(update={what: secrets.token_hex(size)}))
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
     assert equal(federation.unmask(unmasking, lost=(LIAR,)), FIVE)
 
 
@@ -107,8 +105,7 @@ def test_false_shares_that_one_site_releases_are_done_without(tmp_path: Path, fi
     federation = Federation(sites, tmp_path / "sum")
     change = lambda said: said.model_copy(update={field: spoilt(getattr(said, field), "share", count, 32)})  # noqa: E731
     lying(federation, "unmask", change)
-    unmasking = federation.masked_sum({"input": sites[6:]})
-    federation.consistency(unmasking)
+    unmasking = federation.proven({"input": sites[6:]})
     assert equal(federation.unmask(unmasking), sites[:6])
     assert unmasking.false == {LIAR}
 
@@ -120,14 +117,12 @@ def test_a_false_share_among_as_many_as_are_needed_names_nobody(federation: Fede
         "unmask",
         lambda said: said.model_copy(update={"self_masks": spoilt(said.self_masks, "share", 1, 32)}),
     )
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
     with refused(SharesDoNotFit, "shares_do_not_fit", values=[repr(FIVE[0])]) as caught:
         federation.unmask(unmasking, lost=FIVE[4:])
     assert isinstance(caught.value, SharesDoNotFit)
     assert caught.value.dealer is None
-    assert unmasking.proof is not None
-    unmasking.take(federation.clients[FIVE[4]].unmask(unmasking.proof))
+    unmasking.take(federation.released_by(FIVE[4], unmasking))
     assert equal(unmasking.finish(), FIVE), "the fifth share makes up for the false one"
 
 
@@ -146,8 +141,7 @@ def test_who_deals_shares_of_other_secrets_is_named(
             return shares(roster)
 
     federation.clients[LIAR].shares = false  # type: ignore[method-assign]
-    unmasking = federation.masked_sum({"input": lost})
-    federation.consistency(unmasking)
+    unmasking = federation.proven({"input": lost})
     with pytest.raises(SharesDoNotFit) as caught:
         federation.unmask(unmasking)
     assert caught.value.dealer == (LIAR if not lost else None), "of four shares none can be left out"
@@ -210,8 +204,7 @@ def test_all_honest_sites_name_who_sent_false_keys(
     sent = {site: federation.clients[site].shares(roster) for site in HONEST}
     assert {each.distrusted for each in sent.values()} == {(LIAR,)}
     assert left_out({site: each.distrusted for site, each in sent.items()}, 5) == {LIAR}
-    later = NAME.model_copy(update={"attempt": 1})
-    again = Federation(HONEST, federation.folder, later, federation.guards, known=FIVE)
+    again = Federation(HONEST, federation.folder, NEXT, federation.guards, known=FIVE)
     assert equal(again.run(), HONEST)
 
 
@@ -222,4 +215,4 @@ def test_too_few_are_left_to_mask(tmp_path: Path) -> None:
         federation.delivery(delivered, lost=SITES[:1])
     client: SumClient = federation.clients[SITES[1]]
     with pytest.raises(TooFewSites):
-        client.mask(Sharers.model_construct(sum=NAME, sites=SITES[1:3]), [])
+        client.mask(Sharers.model_construct(sum=federation.name, sites=SITES[1:3]), [])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from secure_federation import NAME, SITES, SUBJECT, Federation, equal
+from secure_federation import FIVE, NAME, NEXT, SUBJECT, Federation, equal
 from support import refused
 
 from fedstrata.core.errors import FrameError
@@ -30,9 +30,7 @@ from fedstrata.privacy.secure_sum.refusals import (
 )
 from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 
-FIVE = SITES[:5]
 VICTIM, PEER = FIVE[0], FIVE[1]
-NEXT = NAME.model_copy(update={"attempt": 1})
 
 
 def survivors_of(*sites: str) -> Survivors:
@@ -77,17 +75,15 @@ def test_two_sets_of_survivors_give_no_share(
 
 @pytest.mark.claim("security_review#both-shares")
 def test_both_shares_of_a_site_never_leave(federation: Federation, released: list[ReleasedShares]) -> None:
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
     with refused(BothShares, "would_reveal", values=[repr(VICTIM)]):
         federation.clients[VICTIM].sign(survivors_of(*FIVE[:4]))
     assert equal(federation.unmask(unmasking), FIVE)
     count = len(released)
     with pytest.raises(BothShares):
         federation.clients[VICTIM].sign(survivors_of(*FIVE[:4]))
-    assert unmasking.proof is not None
     for site in FIVE:
-        assert federation.clients[site].unmask(unmasking.proof) in released[:count], "the same, and no others"
+        assert federation.released_by(site, unmasking) in released[:count], "the same, and no others"
     for each in released:
         mine = [share.site for share in (*each.self_masks, *each.mask_keys)]
         assert sorted(mine) == list(FIVE)
@@ -189,8 +185,7 @@ def test_the_same_without_one_site_is_refused(
     assert equal(federation.run(), FIVE)
     count, name = len(released), NAME.model_copy(update=change)
     again = Federation(FIVE, tmp_path / "again", name, federation.guards)
-    unmasking = again.masked_sum({exchange: FIVE[4:]})
-    again.consistency(unmasking)
+    unmasking = again.proven({exchange: FIVE[4:]})
     with pytest.raises(AlreadyReleased):
         again.unmask(unmasking)
     assert len(released) == count
@@ -245,8 +240,7 @@ def test_an_attempt_that_is_not_higher_is_refused(federation: Federation, tmp_pa
 def test_an_older_session_releases_nothing_once_a_newer_attempt_has_begun(
     federation: Federation, tmp_path: Path, released: list[ReleasedShares]
 ) -> None:
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
     newer = Federation(FIVE, tmp_path / "newer", NEXT, federation.guards)
     assert equal(newer.run(), FIVE)
     count = len(released)
@@ -256,10 +250,8 @@ def test_an_older_session_releases_nothing_once_a_newer_attempt_has_begun(
 
 
 def test_the_server_takes_one_answer_of_each_site_that_is_in_the_sum(federation: Federation) -> None:
-    unmasking = federation.masked_sum({"input": FIVE[4:]})
-    federation.consistency(unmasking)
-    assert unmasking.proof is not None
-    true = federation.clients[VICTIM].unmask(unmasking.proof)
+    unmasking = federation.proven({"input": FIVE[4:]})
+    true = federation.released_by(VICTIM, unmasking)
     with pytest.raises(WrongSum):
         unmasking.take(true.model_copy(update={"site": FIVE[4]}))
     with pytest.raises(WrongSum):

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from secure_federation import NAME, SITES
+from secure_federation import FIVE, NAME, SITES
 
 from fedstrata.privacy.secure_sum.messages import SumName
 from fedstrata.privacy.secure_sum.refusals import AlreadyReleased, AttemptNotHigher, RoundNotNew, WrongSum
 from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 
-SITE, FIVE, FOUR = SITES[0], SITES[:5], SITES[:4]
+SITE, FOUR = SITES[0], SITES[:4]
 CONTENT, OTHER = "aa" * 32, "bb" * 32
 NAMES = [
     {"attempt": 1},
