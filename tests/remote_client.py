@@ -4,9 +4,7 @@ Reads orders from standard input, one JSON object a line: `{"start": [arguments 
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
 fail in its second step, `stop` to come again and `die`; or at the end of its turn: `leaves` once it has
 delivered, those of `DELIVERED` by what it delivers, `scores` by the scores that it says. With `endless` it
-takes its steps again and again, and with `asks` it does so with its questions while it scores. One that
-begins with `generate` is that of a client that answers the prompts of a file and writes the answers to
-another.
+takes its steps again and again, and with `asks` it does so with its questions while it scores.
 """
 
 from __future__ import annotations
@@ -119,9 +117,6 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     from fedstrata.transport.timing import Timing
 
     torch.set_num_threads(1)
-    if behaviour.startswith("generate "):
-        answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
-        return
     if behaviour.startswith("serves"):
         serve(address, Path(folder), behaviour.removeprefix("serves").strip(), *overrides)
         return
@@ -156,22 +151,6 @@ def pinned(home: Path) -> dict[str, Path]:
     """The site's identity and lock, if a test has put them into its home."""
     files = {"identity": home / "identity.pem", "lock": home / "federation.lock"}
     return {name: path for name, path in files.items() if path.exists()}
-
-
-def answer_prompts(
-    address: str, client: str, folder: str, prompts: str, out: str, tokens: str, *overrides: str
-) -> None:
-    """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
-    from fedstrata.data.readers import read_prompts
-    from fedstrata.engine.prepare import prepare_prompts
-    from fedstrata.engine.remote.generating import Generating
-    from fedstrata.transport.grpc.membership import GrpcMembership
-
-    experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)
-    asked = read_prompts(Path(prompts))
-    own = Generating(experiment, client, Path(folder), asked, tokens=int(tokens))
-    found = own.run(lambda: GrpcMembership(address, client, own.agreement, greeting=own.greeting))
-    Path(out).write_text(json.dumps([document.text_pair for document in found]))
 
 
 def start(arguments: list[str], out: str) -> int:

@@ -49,7 +49,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory, clients: Clients) -> Path:
     return found
 
 
-def serving(server: Server, cache_bytes: int = 2**30, patience: float = 600.0) -> Run[RemoteEngine]:
+def serving(server: Server, patience: float = 600.0) -> Run[RemoteEngine]:
     """Returns the run, which writes a run directory, or goes on with it."""
     folder = server.folder / "run"
     folder.mkdir(exist_ok=True)
@@ -58,7 +58,7 @@ def serving(server: Server, cache_bytes: int = 2**30, patience: float = 600.0) -
         server.experiment,
         folder,
         lambda event, facts: server.events.append((event, facts)),
-        partial(RemoteEngine, names=CLIENTS, cache_bytes=cache_bytes, patience=patience),
+        partial(RemoteEngine, names=CLIENTS, cache_bytes=2**30, patience=patience),
     )
     run.engine.connect(server.hub)
     return run
@@ -359,22 +359,6 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
     (run.folder / "checkpoints" / "round-00001.safetensors").write_bytes(b"torn")
     with refused(FedstrataError, "unreadable", values=[" 1:"]):
         open_result(run.folder)
-
-
-@pytest.mark.slow
-def test_too_little_memory_for_keys_and_values_costs_scores_and_names_the_option(serve: Serve) -> None:
-    task = "task={name: extract, templates: short, max_length: 320, tasks: [ner], mentions: [problem, test]}"
-    server = serve("method={name: fl_llama}", task, *ONE_ROUND, "federation.min_clients=1")
-    for client in CLIENTS:
-        server.start(client)
-    run = serving(server, cache_bytes=1000)
-    summary = run.execute()
-    assert summary["metrics"]["global"] is None
-    lost = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "client_failed"]
-    assert {event["client"] for event in lost} == set(CLIENTS)
-    told = r"site-\d/\S+ has \d+ bytes .* 1000; .*--cache-megabytes"
-    assert all(re.search(told, event["message"]) for event in lost)
-    assert {event["error"] for event in lost} == {"SessionTooLargeError"}
 
 
 def test_a_cut_of_a_client_that_may_not_join_is_told() -> None:
