@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 from proxy import Proxy
-from remote_run import CLIENTS, PATIENT, Serve, Server
+from remote_run import CLIENTS, PATIENT, RUN, Serve, Server
 from support import Finished, RunTiny
 
+from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.core.types import Message, State
 from fedstrata.engine.conversation import SimulatedLine
 from fedstrata.transport.members import Arrival
