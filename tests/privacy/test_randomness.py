@@ -5,7 +5,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from threading import Thread
 
 import numpy as np
@@ -13,24 +12,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+from privacy.conftest import ALARM, LIMIT, SOURCES
 from scipy import special, stats
 
 from fedstrata.core.seeding import Seed
 from fedstrata.privacy.randomness import Randomness, SecureRandomness, SeededRandomness, quantiles
 
-ALARM = 1e-8
-"""How often a sound source is called bad, by each check: all together below 1e-6, since
-nobody can repeat what the secure one drew."""
-
-LIMIT = float(stats.norm.isf(ALARM / 2))
-
 COORDINATES = 4_000_000
 """At 1e6, half a percent would be missed 9 times in 100 with so few false alarms; here never."""
 
-SOURCES: dict[str, Callable[[], Randomness]] = {
-    "seeded": lambda: SeededRandomness(Seed(0).child("noise")),
-    "secure": SecureRandomness,
-}
 
 IN_A_CHILD = """
 import os, sys
@@ -54,12 +44,6 @@ if not own:
     os._exit(0)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(own, 0)[1]))
 """
-
-
-@pytest.fixture(params=SOURCES)
-def source(request: pytest.FixtureRequest) -> Randomness:
-    """One of each kind."""
-    return SOURCES[request.param]()
 
 
 def drawn(source: Randomness, size: int) -> NDArray[np.float64]:

@@ -251,8 +251,6 @@ def test_rows_beyond_the_positions_of_the_model_are_refused(tiny_model: Tiny) ->
 def test_what_no_session_can_be_is_refused(tiny_model: Tiny) -> None:
     both = divided(causal(tiny_model, "llama"), Cut(1, 1))
     states, rows = torch.zeros(2, 6, 32), Rows(6, (0, 2), "left")
-    with refused(SessionTooLargeError, "session_too_large", values=[1000]):
-        Sessions(both.middle, 1000).open("one", states, rows)
     server = Sessions(both.middle, ALL)
     with refused(FrameError, "wrong_padding"):
         server.open("one", states, Rows(6, (0, 2), "right"))

@@ -13,7 +13,7 @@ from support import refused
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import FrameError, StepLostError, TrainingError
+from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.types import Message
@@ -282,11 +282,3 @@ def test_ends_are_averaged_when_the_method_averages_them(replica: ReplicaOf) -> 
     for client, value in (("b", 1.0), ("c", 2.0)):
         answers = said(service.hear(client, Message({"head": torch.tensor([value])}, {"kind": ENDS})))
     assert float(answers["b"].tensors["head"]) == 1.5
-
-
-def test_a_gradient_of_a_batch_that_is_no_longer_held_is_not_passed_over(replica: ReplicaOf) -> None:
-    server, rows = replica(), Rows(9, (4, 0))
-    server.forward("one", drawn(0), rows, batch=0, wants_gradient=True)
-    server.discard()
-    with refused(StepLostError, "step_lost", values=["'one'"]):
-        server.middle.backward("one", drawn(2))

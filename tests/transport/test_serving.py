@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from remote_run import CLIENTS, Clients, Serve, Server, served
-from support import TINY, RunTiny, problems_of, refused
+from support import TINY, RunTiny, files_of, problems_of, refused
 from typer.testing import CliRunner
 
 from fedstrata.adapters.attach import plain_tensors
@@ -196,19 +196,14 @@ def test_what_a_client_is_told_is_of_the_round_that_the_server_goes_on_with(
         serving(server).load()
 
 
-def content_of(folder: Path) -> dict[str, bytes]:
-    """Returns every file in a folder, byte by byte."""
-    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def resumed(verb: str, folder: Path, *more: str) -> ConfigurationError:
     """Returns how a command refuses to go on with a run, of which it changes nothing."""
     guests = ["--insecure", "--clients", ",".join(CLIENTS), "--listen", "127.0.0.1:0"]
     options = ["--resume", "--out", str(folder), *(guests if verb == "serve" else [])]
-    before = content_of(folder)
+    before = files_of(folder)
     found = CliRunner().invoke(app, [verb, *options, *more]).exception
     assert isinstance(found, ConfigurationError)
-    assert content_of(folder) == before
+    assert files_of(folder) == before
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -147,30 +147,23 @@ def test_who_deals_shares_of_other_secrets_is_named(
     assert caught.value.dealer == (LIAR if not lost else None), "of four shares none can be left out"
 
 
-@dataclass
-class Accused:
-    """Whom sites accuse, and who has to be left out."""
-
-    by: dict[str, tuple[str, ...]]
-    sites: int
-    out: set[str]
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("accused_by", "sites", "out"),
     [
-        Accused({"b": ("a",), "c": ("a",), "d": ("a",), "a": ()}, 4, {"a"}),
-        Accused({"a": ("b", "c", "d")}, 4, set()),
-        Accused({"a": ("b",), "b": ("a",)}, 4, set()),
-        Accused({"a": ("b", "b", "b")}, 4, set()),
-        Accused({"a": ("g",), "b": ("g",)}, 7, set()),
-        Accused({"a": ("g",), "b": ("g",), "c": ("g",)}, 7, {"g"}),
-        Accused({"a": ("b",)}, 3, set()),
-        Accused({"a": ("b",), "c": ("b",)}, 3, {"b"}),
+        ({"b": ("a",), "c": ("a",), "d": ("a",), "a": ()}, 4, {"a"}),
+        ({"a": ("b", "c", "d")}, 4, set()),
+        ({"a": ("b",), "b": ("a",)}, 4, set()),
+        ({"a": ("b", "b", "b")}, 4, set()),
+        ({"a": ("g",), "b": ("g",)}, 7, set()),
+        ({"a": ("g",), "b": ("g",), "c": ("g",)}, 7, {"g"}),
+        ({"a": ("b",)}, 3, set()),
+        ({"a": ("b",), "c": ("b",)}, 3, {"b"}),
     ],
 )
-def test_whom_fewer_accuse_than_may_lie_stays(case: Accused) -> None:
-    assert left_out(case.by, case.sites) == case.out
+def test_whom_fewer_accuse_than_may_lie_stays(
+    accused_by: dict[str, tuple[str, ...]], sites: int, out: set[str]
+) -> None:
+    assert left_out(accused_by, sites) == out
 
 
 @given(st.integers(4, 9), st.data())
