@@ -2,9 +2,9 @@
 
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
-fail in its second step, `stop` to come again and `die`; or at the end of its turn: `leaves` once it has
-delivered, those of `DELIVERED` by what it delivers, `scores` by the scores that it says. With `endless` it
-takes its steps again and again, and with `asks` it does so with its questions while it scores.
+fail in its second step, `stop` to come again and `die`; or at the end of its turn, those of `DELIVERED` by
+what it delivers. With `endless` it takes its steps again and again, and with `asks` it does so with its
+questions while it scores.
 """
 
 from __future__ import annotations
@@ -81,8 +81,6 @@ DELIVERED: dict[str, Callable[[Update], Update]] = {
 
 def misdeliver(behaviour: str) -> None:
     """Changes what a client does when its turn is over."""
-    from fedstrata.core.errors import LineError
-    from fedstrata.engine.remote.site_scoring import SiteScoring
     from fedstrata.transport.header import Kind
     from fedstrata.transport.membership import Membership
     from fedstrata.wire import frame
@@ -90,20 +88,11 @@ def misdeliver(behaviour: str) -> None:
     send = Membership.send
 
     def instead(self: Any, header: Any, content: Any) -> None:
-        if header.kind == Kind.UPDATE and behaviour in DELIVERED:
+        if header.kind == Kind.UPDATE:
             content = frame.encode(DELIVERED[behaviour](frame.decode(content, Update)))
         send(self, header, content)
-        if header.kind == Kind.UPDATE and behaviour == "leaves":
-            raise LineError("enough")
-
-    def score(self: Any, *_: Any, masked: bool = False) -> Update:
-        if behaviour == "tensors":
-            return Update({"counts": torch.ones(3, dtype=torch.int64)}, {"tally": None}, weight=0.0)
-        return Update({}, {"tally": {"gold": [1]}, "apart": {}}, weight=1.0)
 
     Membership.send = instead  # type: ignore[method-assign]
-    if behaviour in {"scores", "tensors"}:
-        SiteScoring.score = score  # type: ignore[method-assign,assignment]
 
 
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:

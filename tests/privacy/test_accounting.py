@@ -97,12 +97,6 @@ def test_sigma_is_the_least_thousandth_that_keeps_epsilon(rate: float, steps: in
     assert sigma == pytest.approx(KNOWN[rate, steps], rel=0.005)
 
 
-@pytest.mark.slow
-def test_sigma_of_many_steps_is_found() -> None:
-    sigma = sigma_for(1.0, 1e-6, 0.02, 3000)
-    assert 0.999 <= epsilon_of([Mechanism(sigma, 0.02, 3000)], 1e-6) <= 1.0
-
-
 def test_sigma_where_almost_no_noise_would_do() -> None:
     assert sigma_for(1.0, 0.02, 0.01, 1) == 0.001, "delta alone covers a unit that is never seen"
     assert sigma_for(1e6, DELTA, 1.0, 1) == pytest.approx(0.001)

@@ -396,16 +396,6 @@ def test_what_nobody_signs_is_not_hashed_and_a_site_cannot_leave_its_hashes_out(
     assert check([simulated[0], forged]) == 2, "one ledger has hashes or has none"
 
 
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_with_the_chain(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    run_tiny(METHOD, "threads=1", "federation.rounds=1", out="part")
-    resumed = run_tiny("federation.rounds=2", out="part", resume=True)
-    whole = run_once(METHOD, "threads=1")
-    heads = [[verify(path) for path in ledgers_in(run.folder)] for run in (whole, resumed)]
-    assert heads[0] == heads[1]
-    assert [count for count, _ in heads[0]] == [2, 2, 2]
-
-
 @pytest.mark.parametrize(("privacy", "protection"), [((), UNPROTECTED), (PRIVATE, SEEDED)])
 def test_a_ledger_has_the_bytes_and_the_epsilon_of_the_record(
     run_once: RunTiny, privacy: tuple[str, ...], protection: str

@@ -64,29 +64,6 @@ def serving(server: Server, patience: float = 600.0) -> Run[RemoteEngine]:
     return run
 
 
-@pytest.mark.slow  # what is made of scores that are none is fast (test_remote_scoring)
-def test_a_round_is_kept_whoever_scores_it(serve: Serve) -> None:
-    """One leaves once it has delivered, one says scores that are none: the third has all that is needed."""
-    server = serve("method={name: fl_llama}", *ONE_ROUND, "federation.min_clients=3")
-    for client, behaviour in zip(CLIENTS, ("leaves", "scores", "good"), strict=True):
-        server.start(client, behaviour)
-    run = serving(server)
-    summary = run.execute()
-    assert (run.committed, summary["rounds"]) == (1, 1)
-    assert summary["trainable_parameters"] == summary["model"]["parameters"], "the middle trains as well"
-    assert summary["failures"] == {"clients": {}, "abandoned_rounds": 0}, "all three have delivered"
-    scores = summary["metrics"]["clients"]
-    assert [scores[client] is None for client in CLIENTS] == [True, True, False]
-    assert summary["metrics"]["global"] == scores["site-3"]
-    lost = [event for event in read_events(run.folder / "record.jsonl") if event["event"] == "client_failed"]
-    assert {(event["client"], event["part"]) for event in lost} == {
-        (client, part) for client in CLIENTS[:2] for part in ("validation", "test")
-    }
-    told = {event["client"]: event["message"] for event in lost}
-    assert "'site-1'" in told["site-1"]
-    assert "(tally)" in told["site-2"]
-
-
 @pytest.mark.slow
 @pytest.mark.claim("processes#claims-more")
 def test_what_a_client_does_without_end_costs_it_the_turn(serve: Serve) -> None:
