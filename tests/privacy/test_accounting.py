@@ -1,6 +1,8 @@
 """The accountant against closed forms, against two other accountants, and against a rule that is wrong."""
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import dp_accounting
 import pytest
@@ -17,6 +19,7 @@ from fedstrata.privacy import accounting
 from fedstrata.privacy.accounting import Mechanism, epsilon_curve, epsilon_of, sigma_for
 
 DELTA = 1e-5
+NO_DELTA = (0.0, 1.0, -1.0, math.nan)
 KNOWN = {(0.01, 1000): 0.736, (0.05, 200): 1.096, (0.1, 50): 1.148, (1.0, 20): 4.854}
 """Sigma at epsilon 4 by (rate, steps), from Opacus' PRV, which rounds up."""
 
@@ -200,23 +203,18 @@ def test_no_noise_is_no_privacy_and_nothing_released_costs_nothing() -> None:
     assert 1e4 < epsilon_of([Mechanism(0.01, 0.1, 2)], DELTA) < math.inf
 
 
-def test_what_cannot_be_is_refused() -> None:
-    for sigma, rate, steps in (
-        (-1.0, 0.1, 1),
-        (math.nan, 0.1, 1),
-        (math.inf, 0.1, 1),
-        (1.0, 1.1, 1),
-        (1.0, 0.1, -1),
-    ):
-        with pytest.raises(ValueError, match="are needed"):
-            Mechanism(sigma, rate, steps)
-    for delta in (0.0, 1.0, -1.0, math.nan):
-        with pytest.raises(ValueError, match="delta"):
-            epsilon_of([Mechanism(1.0, 0.1, 1)], delta)
-        with pytest.raises(ValueError, match="delta"):
-            epsilon_curve([], delta)
-        with pytest.raises(ValueError, match="delta"):
-            sigma_for(1.0, delta, 0.1, 1)
-    for epsilon, rate, steps in ((0.0, 0.1, 1), (math.inf, 0.1, 1), (1.0, 0.0, 1), (1.0, 0.1, 0)):
-        with pytest.raises(ValueError, match="no noise"):
-            sigma_for(epsilon, DELTA, rate, steps)
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(partial(Mechanism, sigma, 0.1, 1) for sigma in (-1.0, math.nan, math.inf)),
+        *(partial(Mechanism, 1.0, *own) for own in ((1.1, 1), (0.1, -1))),
+        *(partial(epsilon_of, [Mechanism(1.0, 0.1, 1)], delta) for delta in NO_DELTA),
+        *(partial(epsilon_curve, [], delta) for delta in NO_DELTA),
+        *(partial(sigma_for, 1.0, delta, 0.1, 1) for delta in NO_DELTA),
+        *(partial(sigma_for, epsilon, DELTA, 0.1, 1) for epsilon in (0.0, math.inf)),
+        *(partial(sigma_for, 1.0, DELTA, *own) for own in ((0.0, 1), (0.1, 0))),
+    ],
+)
+def test_what_cannot_be_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"are needed|delta|no noise"):
+        call()
