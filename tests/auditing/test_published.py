@@ -69,15 +69,15 @@ def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path
         {"of_each": [1, 2]},
     )
     write_finding(finding, tmp_path / "audits")
-    (tmp_path / "audits" / "hidden.json").write_text("{")
-    (tmp_path / "audits" / "invert.json").write_text('{"tables": [{}]}')
     for attack, wrong in (
-        ("hidden", {"tables": [], "says": None}),
-        ("membership", {"tables": [{"title": "t", "columns": None, "rows": [1, 2]}], "says": []}),
-        ("invert", {"tables": [], "says": [], "readings": [{"seen": 1, "text": 2, "read": 3}]}),
+        ("hidden", "{"),
+        ("hidden", '{"tables": [], "says": null}'),
+        ("invert", '{"tables": [{}]}'),
+        ("invert", '{"tables": [], "says": [], "readings": [{"seen": 1, "text": 2, "read": 3}]}'),
+        ("membership", '{"tables": [{"title": "t", "columns": null, "rows": [1, 2]}], "says": []}'),
     ):
-        (tmp_path / "audits" / f"{attack}.json").write_text(json.dumps(wrong))
-    (own,) = read_findings(tmp_path)
+        (tmp_path / "audits" / f"{attack}.json").write_text(wrong)
+        (own,) = read_findings(tmp_path)
     assert (own.tables, own.says, own.facts["n"]) == (finding.tables, ["said"], 1)
     assert own.facts["of_each"] == [1, 2]
     assert "of_each" not in finding.as_json()

@@ -16,7 +16,6 @@ from fedstrata.client.releases import Release
 from fedstrata.core.errors import BudgetSpentError, ClientsLostError, ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine import masked_sums, secure_mean
-from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.secure_mean import SecureAggregation
 from fedstrata.privacy import joint_terms
@@ -264,19 +263,6 @@ def test_a_roster_too_small_for_its_colluders_gets_no_sum(
             "not_supported",
             ["median"],
         ),
-    ],
-)
-def test_what_does_not_go_with_joint_noise_is_refused(
-    overrides: list[str], path: str, code: str, values: list[str]
-) -> None:
-    checked = check_settings(read_source(None, [*TINY, *JOINT, *overrides]))
-    found = [problem.message for problem in checked.problems if (problem.path, problem.code) == (path, code)]
-    assert any(all(value in message for value in values) for message in found), checked.problems
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path", "code", "values"),
-    [
         (["privacy.colluders=2"], "privacy.colluders", "out_of_range", ["0 to 1"]),
         (
             ["data.synthetic.sites=2", "privacy.units={site-1: 8, site-2: 8}"],
@@ -287,7 +273,7 @@ def test_what_does_not_go_with_joint_noise_is_refused(
         (["privacy.sigma=1000000"], "privacy.mechanism", "out_of_range", ["1e+06", "4 sites"]),
     ],
 )
-def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
+def test_what_does_not_go_with_joint_noise_is_refused(
     overrides: list[str], path: str, code: str, values: list[str]
 ) -> None:
     with refused(ConfigurationError, code, at=path, values=values):
