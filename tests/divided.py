@@ -64,7 +64,6 @@ def case(family: str, cut: Cut, *, fast: bool) -> Any:
 
 
 def batch_of(lengths: tuple[int, ...] = (5, 12, 1, 9)) -> dict[str, Tensor]:
-    """Returns texts of these lengths, padded on the right."""
     return TASK.collate(texts(lengths))
 
 
@@ -103,7 +102,6 @@ class Divided:
 
 
 def noised(scale: float, seed: Seed, **settings: Any) -> Noise:
-    """Returns noise of this scale."""
     return Noise(NoiseSettings(scale=scale, **settings), seed)
 
 
@@ -153,7 +151,6 @@ def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
 
 
 def gradients_of(module: nn.Module) -> Gradients:
-    """Returns copies of the gradients that there are."""
     return {
         name: parameter.grad.clone()
         for name, parameter in module.named_parameters()

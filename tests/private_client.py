@@ -34,8 +34,6 @@ JOINT = (
 
 
 class NoStore:
-    """Keeps nothing."""
-
     def read(self) -> Message:
         return Message()
 
@@ -45,8 +43,6 @@ class NoStore:
 
 @dataclass
 class PrivateClient:
-    """One client of a tiny private experiment."""
-
     experiment: Experiment
     client: Client
     site: Site
@@ -98,5 +94,4 @@ def private_client(*overrides: str) -> PrivateClient:
 
 
 def norm_of(tensors: Sequence[torch.Tensor]) -> float:
-    """Returns the norm of tensors as one vector."""
     return float(torch.cat([tensor.double().flatten() for tensor in tensors]).norm())

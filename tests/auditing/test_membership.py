@@ -91,13 +91,11 @@ def test_scores_of_the_last_model_are_its_losses() -> None:
 def test_noise_that_is_forgotten_is_found_by_the_audit_that_finds_nothing_with_it() -> None:
     """The whole of it: more is found without the noise, and the claim stays what it was."""
     found = audited(SGD, private(3.0), falsified="none")
-    assert found.falsified is not None
     assert (found.falsified.sigma, found.falsified.epsilon) == (0.0, None)
     with_noise, without = (
         {name: own.one_run_gaussian.epsilon for name, own in shown.audits.items()}
         for shown in (found.shown, found.falsified.shown)
     )
-    assert found.epsilon is not None
     assert max(with_noise.values()) <= found.epsilon < without["updates"]
     assert without["updates"] > with_noise["updates"] + 0.5
     facts = audit_report.facts_of(found)
@@ -109,10 +107,7 @@ def test_noise_that_is_forgotten_is_found_by_the_audit_that_finds_nothing_with_i
 @pytest.mark.slow
 def test_half_the_truth_is_the_noise_of_twice_the_epsilon() -> None:
     found = audited(*SMALL, SGD, private(1.5, sites=1), falsified="half", canaries=30)
-    assert found.falsified is not None
-    assert found.power is not None
     assert found.power.epsilon == 2 * found.decisive.claim.epsilon
-    assert found.epsilon is not None
     spent = Mechanism(found.falsified.sigma, 24 / PATIENTS, 6)
     assert found.epsilon == pytest.approx(epsilon_of([Mechanism(1.5, 24 / PATIENTS, 6)], 0.001))
     assert epsilon_of([spent], 0.001) == pytest.approx(2 * found.epsilon, rel=0.01)
@@ -229,17 +224,13 @@ def test_what_options_ask_in_vain_is_refused_at_once() -> None:
         ("--score", "missing"),
         ("--falsified", "no_effect"),
     ]
-    for value in ("'lira'", "--shadows 4", "'half'"):
-        assert value in str(caught.value)
     with refused(ConfigurationError, "out_of_range", at="--shadows", values=["0", "'lira'", "4", "not 3"]):
         audited(*SMALL, canaries=10, score="lira", shadows=3)
     with refused(ConfigurationError, "no_effect", at="--falsified", values=["'none'"]):
         audited(*SMALL, private(0.0, sites=1), canaries=10, falsified="none")
 
 
-def test_strangers_hold_no_canaries_and_who_sends_nothing_has_no_audit() -> None:
-    with refused(ConfigurationError, "unknown_name", at="--client", values=["'north'", "site-1"]):
-        audited(canaries=10, clients=("north",))
+def test_who_sends_nothing_has_no_audit() -> None:
     with refused(ConfigurationError, "nothing_sent", at="method.name", values=["local_only"]):
         audited("method={name: local_only}", canaries=10)
 

@@ -32,31 +32,15 @@ SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three sites with two sentences each."""
     file = tmp_path_factory.mktemp("sentences") / "notes.jsonl"
-    lines = [
-        {
-            "id": f"{site}-{number}",
-            "site": site,
-            "text": text,
-            "spans": [{"start": 0, "end": text.index(" "), "label": "first"}],
-            "metadata": {"split": "train", "patient": text},
-        }
-        for site, own in NOTES.items()
-        for number, text in enumerate(own)
-    ]
-    lines += [
-        {
-            "id": f"{site}-{part}",
-            "site": site,
-            "text": f"{site} {part}",
-            "labels": ["a"],
-            "metadata": {"split": part},
-        }
-        for site in NOTES
-        for part in ("validation", "test")
-    ]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def line(site: str, part: str, text: str) -> str:
+        facts = {"id": text, "site": site, "text": text, "metadata": {"split": part, "patient": text}}
+        return json.dumps({**facts, "spans": [{"start": 0, "end": text.index(" "), "label": "first"}]})
+
+    lines = [line(site, "train", text) for site, own in NOTES.items() for text in own]
+    lines += [line(site, part, f"{site} {part}") for site in NOTES for part in ("validation", "test")]
+    file.write_text("\n".join(lines))
     return file
 
 

@@ -58,7 +58,6 @@ class Served:
         self.told.append((event, self.standing.picture()["committed"]))
 
     def site(self, name: str) -> Mapping[str, Any]:
-        """Returns what `fedstrata status` would be told of a site."""
         (found,) = [site for site in picture_of(self.folder)["sites"] if site["site"] == name]
         return found
 

@@ -51,7 +51,6 @@ def difference(one: Finished, other: Finished) -> torch.Tensor:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str) -> None:
-    """Lets an exchange of these sites fail."""
     answer = getattr(SumClient, exchange)
 
     def fails(client: SumClient, *said: Any) -> Any:
@@ -112,7 +111,6 @@ def test_what_was_spent_is_that_of_skellam_noise_over_the_rounds(run_tiny: RunTi
     run = run_tiny(*JOINT, "privacy.noise=secure")
     begun = run.of("run")[0]
     noise = prepare(read_source(None, [*TINY, *JOINT])).privacy.joint
-    assert noise is not None
     sensitivity = noise.rounding.sensitivity
     for number, event in enumerate(run.of("round"), start=1):
         by_hand = epsilon_of([SkellamMechanism(1.0, sensitivity, 0.25, number)], 0.01, noise.distance(number))
@@ -132,7 +130,6 @@ def test_noise_for_an_epsilon_is_enough_for_all_turns_that_are_allowed() -> None
     privacy = prepare(read_source(None, asked)).privacy
     assert privacy.turns == 4
     spent = privacy.nominal_epsilon("site-1", privacy.turns)
-    assert spent is not None
     assert 1.9 < spent <= 2.0
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from private_client import PRIVATE
 from support import TINY, RunTiny, refused
 
-from fedstrata.client.turn import Done, Order
+from fedstrata.client.turn import Order
 from fedstrata.core import site_database
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -56,14 +56,12 @@ def sent(value: float) -> Update:
 
 
 def take_down(folder: Path, number: int, value: float | None = None, *, durable: bool = True) -> None:
-    """Takes an update of a round down."""
     update = sent(float(number) if value is None else value)
     with Ledger(folder, Turn("north", "0" * 16, number, "train", 1), durable=durable) as ledger:
         ledger.append("update", update, frame.encode(update), LOCAL, 0.5 * number)
 
 
 def whole(folder: Path) -> list[bytes]:
-    """Returns the lines of a new ledger."""
     for number in range(1, LINES + 1):
         take_down(folder, number)
     return (folder / LEDGER).read_bytes().splitlines(keepends=True)
@@ -367,7 +365,6 @@ def test_a_private_turn_that_is_killed_has_spent_and_told_what_it_sent(
 
     def work(send: Callable[[str], None]) -> None:
         done = engine.compute(Order("site-1", 1, "train", 1, plan))
-        assert isinstance(done, Done)
         send(done.update.sha256())
 
     heard = sent_until_killed(work, number, when)

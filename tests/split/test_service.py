@@ -73,7 +73,6 @@ def said(answers: Iterable[tuple[str, Message]]) -> dict[str, Message]:
 
 
 def step(service: Any, client: str, seed: int) -> None:
-    """Lets a client take a whole step of one batch."""
     for message in (states(seed), gradient(seed + 50)):
         assert client in said(service.hear(client, message))
 

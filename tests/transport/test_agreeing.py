@@ -36,13 +36,11 @@ def greetings(tmp_path_factory: pytest.TempPathFactory) -> Greetings:
 
 @pytest.fixture(scope="module")
 def agreements() -> Callable[..., Agreements]:
-    """Makes what a server agrees on."""
     experiment = prepare_server(read_source(None, [*TINY, METHOD, "data.synthetic.notes=12"]), CLIENTS)
     return lambda **options: Agreements(experiment, CLIENTS, 2**26, **options)
 
 
 def changed(greeting: Mapping[str, Any], part: str, name: str, value: Any) -> dict[str, Any]:
-    """Returns a greeting that says something else of one tensor."""
     return {**greeting, part: {**greeting[part], name: value}}
 
 
@@ -55,7 +53,6 @@ def test_what_clients_hold_is_agreed_on_though_the_server_has_it_not(
         assert set(agreed.trained) == set(greetings[client]["trained"])
         assert EMBEDDING in agreed.trained
     assert LOWEST not in agreed.trained  # of the second client; the server has it
-    assert agreed.conversation is not None
     assert agreed.conversation.rows == greetings["site-2"]["rows"]
 
 

@@ -39,13 +39,11 @@ COMMON = FederationSettings(name="hospitals", server="127.0.0.1:7447", days=30)
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Federation:
-    """A federation of two sites."""
     return Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, SITES, archive=False)
 
 
 @pytest.fixture
 def closing() -> Iterator[ExitStack]:
-    """What is to be ended with the test."""
     with ExitStack() as stack:
         yield stack
 
@@ -55,7 +53,6 @@ def certificates_of(folder: Path) -> Certificates:
 
 
 def served(federation: Federation, closing: ExitStack) -> tuple[GrpcHub, str]:
-    """Starts a server with its kit."""
     kit = federation.folder / "server"
     agreed: Any = lambda client, greeting: AGREED  # noqa: E731
     hub = GrpcHub(
@@ -289,14 +286,6 @@ def test_an_authority_that_does_not_hold_is_told_as_well(
     (kit / "authority.pem").write_bytes(Authority.create("hospitals").issued.certificate)
     with refused(ConfigurationError, "not_yet_valid", at="--authority", values=[kit / "authority.pem"]):
         certificates_of(kit)
-
-
-def test_of_several_kits_all_can_be_renewed_or_none_is(tmp_path: Path) -> None:
-    federation = Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, SITES, archive=False)
-    (federation.folder / "sites" / "north").rename(tmp_path / "sent")
-    federation.require_member("north", archive=True)
-    with refused(ConfigurationError, "exists", at="--zip", values=["south"]):
-        federation.require_member("south", archive=True)
 
 
 def test_what_is_no_certificate_is_named(federation: Federation) -> None:

@@ -89,7 +89,6 @@ class Watched:
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Answers until the block ends."""
         stopped = Event()
         thread = Thread(target=self.answers.serve, args=(self.hub,), kwargs={"until": stopped.is_set})
         thread.start()
@@ -102,7 +101,6 @@ class Watched:
 
 
 def whole_model(overrides: list[str], folder: Path) -> Model:
-    """Returns the undivided model of a run."""
     model = prepare(read_source(None, [*TINY, *overrides])).model
     model.load(Checkpoints(folder / "checkpoints").load(1)[1].tensors)
     return model
@@ -115,7 +113,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def session_of(own: Generating, address: str) -> Callable[[], GrpcMembership]:
-    """Makes sessions at a server."""
     return lambda: GrpcMembership(address, own.id, own.agreement, greeting=own.greeting, timing=PATIENT)
 
 

@@ -32,7 +32,6 @@ from fedstrata.transport.credentials import Certificates, Tokens
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import GrpcMembership, settings_of
 from fedstrata.transport.header import METHOD, PROTOCOL, SERVICE, Header, Kind, pack, unpack
-from fedstrata.transport.members import Arrival
 from fedstrata.transport.membership import TurnLine
 from fedstrata.transport.timing import Timing
 from fedstrata.transport.versions import own_versions
@@ -53,7 +52,6 @@ AGREED = Agreement(
 
 def said_of(**changes: int) -> Agreement:
     """Returns what is agreed with other states."""
-    assert AGREED.conversation is not None
     return replace(AGREED, conversation=replace(AGREED.conversation, **changes))
 
 
@@ -82,7 +80,6 @@ def hub() -> Iterator[Callable[..., GrpcHub]]:
 
 @contextmanager
 def joined(hub: GrpcHub, address: str, client: str = "north", **options: Any) -> Iterator[GrpcMembership]:
-    """Joins as a client."""
     with GrpcMembership(address, client, AGREED, timing=TIMING, **options) as membership:
         hub.wait_for([client], 30)
         yield membership
@@ -96,14 +93,7 @@ def north(hub: Callable[..., GrpcHub]) -> Iterator[Pair]:
         yield server, membership
 
 
-def heard(hub: GrpcHub) -> Arrival:
-    arrival = hub.receive(30)
-    assert arrival is not None
-    return arrival
-
-
 def states(rows: int = 2, length: int = 5, hidden: int = 8, dtype: torch.dtype = torch.bfloat16) -> Message:
-    """Returns a message with hidden states."""
     return Message({"states": torch.ones(rows, length, hidden, dtype=dtype)}, {"kind": "states"})
 
 
@@ -116,9 +106,7 @@ def test_messages_come_as_they_were_sent(north: Pair) -> None:
     line.send(Message({"states": sent}, {"batch": 3}))
     kept = sent.clone()
     sent.zero_()  # what was sent does not change with it
-    arrival = heard(server)
-    assert arrival.frame is not None
-    assert arrival.header is not None
+    arrival = server.receive(30)
     assert (arrival.client, arrival.header.turn) == ("north", 7)
     message = frame.decode(arrival.frame, Message)
     assert torch.equal(message.tensors["states"], kept)
@@ -145,7 +133,7 @@ def test_what_was_not_agreed_is_refused_on_both_sides(
     server, membership = north
     TurnLine(membership, 0).send(message)
     with refused(FrameError, code, values=["'north'", *values]):
-        raise heard(server).lost or AssertionError
+        raise server.receive(30).lost or AssertionError
     with refused(RefusedError, code, values=values):
         membership.receive()
 
@@ -252,12 +240,10 @@ def test_a_stranger_is_refused(hub: Callable[..., GrpcHub]) -> None:
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
-    """Who signs certificates."""
     return trustme.CA()
 
 
 def certificates(authority: trustme.CA, folder: Path, name: str, trusted: trustme.CA) -> Certificates:
-    """Writes the files of one side."""
     issued = authority.issue_cert("localhost", common_name=name)
     paths = [folder / f"{name}.{kind}" for kind in ("pem", "key", "authority")]
     issued.cert_chain_pems[0].write_to_path(paths[0])
@@ -390,26 +376,23 @@ def test_a_second_process_of_a_client_takes_the_place_of_the_first(hub: Callable
     server = hub()
     address = server.listen("127.0.0.1:0")
     with joined(server, address) as first, joined(server, address) as second:
-        arrival = heard(server)
-        assert arrival.lost is not None
+        arrival = server.receive(30)
         assert (arrival.client, arrival.lost.code) == ("north", "replaced")
         assert arrival.session != server.session("north"), "what is under way since is not concerned"
         with refused(RefusedError, "replaced", values=["'north'"]):
             first.receive()
         TurnLine(second, 0).send(states())
         arrival = server.receive(30)
-        assert arrival is not None
         assert arrival.lost is None
 
 
 def lost(hub: GrpcHub) -> tuple[str, str] | None:
     """Who is lost next, and by which error."""
-    arrival = heard(hub)
+    arrival = hub.receive(30)
     return (arrival.client, arrival.lost.code) if arrival.lost else None
 
 
 def plan_of(hub: GrpcHub, membership: GrpcMembership, turn: int) -> None:
-    """Begins a turn of `north`."""
     hub.send("north", Header(Kind.PLAN, turn=turn), frame.encode(Message()))
     assert membership.receive()[0].turn == turn
 
@@ -421,7 +404,7 @@ def test_who_speaks_of_a_turn_that_it_was_not_given_is_lost(north: Pair, other: 
     plan_of(server, membership, 1)
     TurnLine(membership, other).send(Message())
     with refused(FrameError, "out_of_order", values=["'north'", "SAID", f"turn {other},", "turn 1,"]):
-        raise heard(server).lost or AssertionError
+        raise server.receive(30).lost or AssertionError
     with refused(RefusedError, "out_of_order", values=["SAID", f"turn {other},"]):
         membership.receive()
 
@@ -432,7 +415,7 @@ def test_nothing_comes_behind_the_end_of_a_turn(north: Pair) -> None:
     plan_of(server, membership, 1)
     membership.send(Header(Kind.UPDATE, turn=1), frame.encode(Message()))
     TurnLine(membership, 1).send(Message())
-    assert [type(heard(server).lost) for _ in range(2)] == [type(None), FrameError]
+    assert [type(server.receive(30).lost) for _ in range(2)] == [type(None), FrameError]
 
 
 def test_only_what_is_of_the_turn_that_was_asked_stops_the_clock(
@@ -444,9 +427,8 @@ def test_only_what_is_of_the_turn_that_was_asked_stops_the_clock(
         plan_of(server, membership, turn)
     server.timing = replace(TIMING, answer=0.5)
     TurnLine(membership, 1).send(Message())
-    while (arrival := server.receive(30)) is not None and arrival.lost is None:
-        assert arrival.header is not None and arrival.header.turn == 1
-    assert arrival is not None and arrival.lost is not None
+    while (arrival := server.receive(30)).lost is None:
+        assert arrival.header.turn == 1
     assert (arrival.client, arrival.lost.code) == ("north", "timed_out")
     assert "0.5 s" in str(arrival.lost)
 

@@ -119,7 +119,6 @@ def test_a_client_that_comes_later_is_scored_and_one_that_is_given_up_is_not_wai
     assert summary["metrics"]["clients"].keys() == {*CLIENTS}
     assert summary["metrics"]["clients"]["site-3"]
     history = read_history(run.folder)
-    assert history.start is not None
     assert {*history.start["clients"]} == {*CLIENTS}
     assert history.start["clients"]["site-3"].keys() == {"train", "validation", "test"}
     assert len(open_result(run.folder).start["clients"]) == 3

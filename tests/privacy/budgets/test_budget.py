@@ -200,7 +200,6 @@ class Site:
         self.step()
 
     def run(self) -> None:
-        """Reserves 9 turns, takes two and ends."""
         account = account_id(self.folder, TURN, make=True)
         self.step()
         begun = self.record.turns_begun

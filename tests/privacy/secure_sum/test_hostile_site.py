@@ -29,7 +29,6 @@ HONEST = tuple(site for site in FIVE if site != LIAR)
 
 
 def lying(federation: Federation, name: str, change: Callable[[Any], Any]) -> None:
-    """Has the liar say something else in one exchange."""
     own = federation.clients[LIAR]
     answer = getattr(own, name)
     setattr(own, name, lambda said: change(answer(said)))
