@@ -13,7 +13,6 @@ from fedstrata.client.site import Examples, Site
 from fedstrata.core.client import Client
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.clipping import UnitGradients
@@ -31,14 +30,6 @@ JOINT = (
     "site-3: 8}, delta: 0.01, sigma: 1.0, expected_batch: 2, noise: seeded}",
 )
 """The same with joint noise."""
-
-
-class NoStore:
-    def read(self) -> Message:
-        return Message()
-
-    def write(self, message: Message) -> None:
-        raise AssertionError("nothing is stored here")
 
 
 @dataclass
@@ -87,7 +78,7 @@ def private_client(*overrides: str) -> PrivateClient:
         experiment.task,
         examples,
         experiment.settings.training,
-        NoStore(),
+        None,
         lambda facts: None,
     )
     return PrivateClient(experiment, client, site, examples.units)

@@ -159,13 +159,6 @@ def test_different_mechanisms_are_composed_and_not_added() -> None:
     )
 
 
-def test_the_unit_is_replaced_by_nothing_and_not_by_another() -> None:
-    """Another unit in its place moves the sum twice as far."""
-    found = epsilon_of([Mechanism(4.854, 1.0, 20)], DELTA)
-    assert found == pytest.approx(gaussian(4.854, 20, DELTA), rel=1e-3)
-    assert found < 0.6 * gaussian(4.854 / 2, 20, DELTA)
-
-
 def test_a_curve_ends_at_the_figure_and_has_that_of_every_round() -> None:
     each = [Mechanism(1.0, 0.02, 30)]
     rounds = [each, [], *[each] * 23]

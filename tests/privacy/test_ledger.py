@@ -320,9 +320,6 @@ class Pipe:
     def send(self, message: Message) -> None:
         self._send(frame.encode(message).sha256())
 
-    def receive(self) -> Message:
-        raise AssertionError("nothing is said")
-
 
 @pytest.mark.parametrize("when", ["before it", "half way", "after it"])
 @pytest.mark.parametrize("number", [1, 3])

@@ -117,39 +117,6 @@ def session_of(own: Generating, address: str) -> Callable[[], GrpcMembership]:
 
 
 @pytest.mark.usefixtures("quick")
-def test_bytes_of_a_token_do_not_depend_on_the_text_before_it(
-    run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, overrides = run_of("llama")
-    server = Watched(folder, ENOUGH, monkeypatch)
-    extend, counted = RemoteMiddle.extend, dict[int, int]()
-
-    def counting(middle: RemoteMiddle, session: str, states: Tensor, past: int, kept: Any) -> Tensor:
-        line: Any = middle._line
-
-        def sent() -> int:
-            return int(line.line._membership.bytes_sent + server.hub.bytes_sent("site-1"))
-
-        before = sent()
-        found = extend(middle, session, states, past, kept)
-        counted[past] = sent() - before
-        return found
-
-    monkeypatch.setattr(RemoteMiddle, "extend", counting)
-    experiment = prepare_prompts(
-        read_source(None, [*TINY, *overrides, "training.eval_batch_size=1"]), "site-1"
-    )
-    prompts = [Document("short", "No fever"), Document("long", " ".join(["No fever"] * 250))]
-    with server.serving():
-        own = Generating(experiment, "site-1", tmp_path, prompts, tokens=6)
-        own.run(session_of(own, server.address))
-    assert min(counted) < 10
-    assert max(counted) > 400
-    assert max(counted.values()) - min(counted.values()) <= 24  # more digits, and a header of whole words
-    assert max(counted.values()) < 2 * 32 * 4 + 1024  # one token's hidden state each way
-
-
-@pytest.mark.usefixtures("quick")
 def test_a_client_goes_on_with_a_server_that_was_started_anew(
     run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

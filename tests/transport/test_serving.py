@@ -332,18 +332,17 @@ def test_the_model_of_a_served_run_is_put_together_from_what_it_began_with_and_w
         open_result(run.folder)
 
 
+LANGUAGE = ("task={name: lm, max_length: 32}", "data.types=null", "method={name: fl_llama}")
+
+
 def test_a_cut_of_a_client_that_may_not_join_is_told() -> None:
-    language = ("task={name: lm, max_length: 32}", "data.types=null")
-    settings = (*language, "method={name: fl_llama, cuts: {a: {front: 0, back: 1}}}")
+    settings = (*LANGUAGE, "method.cuts={a: {front: 0, back: 1}}")
     with refused(ConfigurationError, "unknown_name", at="method.cuts.a", values=["'a'", "site-1, site-2"]):
         prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)
 
 
 def test_more_clients_than_take_part_cannot_be_needed() -> None:
     """The server counts those who may join: it has no documents by which to know them."""
-    language = ("task={name: lm, max_length: 32}", "data.types=null", "method={name: fl_llama}")
-    settings = (*language, "federation.sample=0.5", "federation.min_clients=3")
-    with refused(
-        ConfigurationError, "out_of_range", at="federation.min_clients", values=[" 2,", "(3 clients,"]
-    ):
+    settings = (*LANGUAGE, "federation.sample=0.5", "federation.min_clients=3")
+    with refused(ConfigurationError, "out_of_range", at="federation.min_clients", values=[" 2,", "(3 "]):
         prepare_server(read_source(None, [*TINY, *settings]), CLIENTS)
