@@ -40,6 +40,12 @@ def private(sigma: float, unit: str = "patient", units: int = PATIENTS, sites: i
     )
 
 
+FEDAVG, LM = "method={name: fedavg}", "task={name: lm}"
+SUMMED = "privacy={secure_aggregation: true}"
+CENTRAL = "privacy={mechanism: central, sigma: 1.0, delta: 0.1}"
+JOINT = (private(1.0), "privacy.mechanism=joint", "privacy.secure_aggregation=true", "privacy.steps=null")
+
+
 def audited(*overrides: str, canaries: int = 180, **target: Any) -> Membership:
     source = read_source(None, [*TINY, NER, *overrides])
     return audit_membership(source, Target(canaries, 4, **target), lambda event, facts: None)
@@ -177,36 +183,10 @@ def test_canaries_are_units_that_their_client_declares() -> None:
     [
         (("task={name: relations}", TEXTS), "task.name", "not_supported", ["'relations'"]),
         (("method={name: fl_llama}",), "method.name", "divides_model", ["fl_llama"]),
-        (
-            ("method={name: fedavg}", "privacy={mechanism: central, sigma: 1.0, delta: 0.1}"),
-            "privacy.mechanism",
-            "not_supported",
-            ["'central'"],
-        ),
-        (
-            ("method={name: fedavg}", "privacy={secure_aggregation: true}"),
-            "privacy.secure_aggregation",
-            "not_supported",
-            [],
-        ),
-        (
-            (
-                private(1.0),
-                "privacy.mechanism=joint",
-                "privacy.secure_aggregation=true",
-                "privacy.steps=null",
-                "method={name: fedavg}",
-            ),
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["'joint'"],
-        ),
-        (
-            (TEXTS, "task={name: lm}", private(1.0, "window", 200)),
-            "privacy.unit",
-            "not_supported",
-            ["'window'", "task lm"],
-        ),
+        ((FEDAVG, CENTRAL), "privacy.mechanism", "not_supported", ["'central'"]),
+        ((FEDAVG, SUMMED), "privacy.secure_aggregation", "not_supported", []),
+        ((FEDAVG, *JOINT), "privacy.secure_aggregation", "not_supported", ["'joint'"]),
+        ((TEXTS, LM, private(1.0, "window")), "privacy.unit", "not_supported", ["'window'", "task lm"]),
     ],
 )
 def test_what_canaries_say_nothing_of_is_refused_by_name(

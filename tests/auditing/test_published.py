@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from figures import draw_only
+from private_client import PRIVATE
 from support import TINY, Call, RunTiny
 from told import assert_told
 
@@ -25,12 +26,7 @@ from fedstrata.record.report.attacks import marked
 
 FEDAVG = ("method={name: fedavg}", "federation.rounds=1")
 SETTINGS = (*TINY, *FEDAVG)
-PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, sigma: 1.0, "
-    "delta: 0.01, clip: 1.0, expected_batch: 2, steps: 2}",
-    "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}",
-    "training={optimizer: adamw, learning_rate: 0.001}",
-)
+TRAINING = "training={optimizer: adamw, learning_rate: 0.001}"
 
 
 @pytest.fixture
@@ -40,7 +36,7 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("reports", "without_figures")
 def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, tmp_path: Path) -> None:
-    assert call("run", *SETTINGS, *PRIVATE, "name=audited").status == 0
+    assert call("run", *SETTINGS, *PRIVATE, TRAINING, "name=audited").status == 0
     run = next((tmp_path / "runs").iterdir())
     assert "Attacks that were tried" not in (run / "privacy.md").read_text()
     before = (run / "report.html").read_text()

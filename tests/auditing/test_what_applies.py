@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from figures import draw_only
+from private_client import PRIVATE
 from support import TINY, Call, RunTiny, files_of
 
 from fedstrata.auditing.hidden_states import applicable, own_cuts, why_none
@@ -17,12 +18,7 @@ from fedstrata.record.findings import ATTACKS, read_findings
 
 OPTIONS = ("--front", "1", "--noise", "0", "--texts", "2", "--epochs", "1", "--searched", "4")
 SHORT = (*TINY, "task={name: ner, types: [problem, test, treatment, drug], max_length: 16, stride: 4}")
-PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, sigma: 1.0, "
-    "delta: 0.01, clip: 1.0, expected_batch: 2, steps: 2}",
-    "training={optimizer: adamw, learning_rate: 0.001}",
-    "federation.rounds=1",
-)
+FEDAVG = "method={name: fedavg}"
 SUMMED = "privacy={secure_aggregation: true}"
 MARKED = ("audits/hidden.md", "report.html", "privacy.md")
 
@@ -78,7 +74,9 @@ def test_hidden_states_that_are_never_sent_are_no_finding(
 ) -> None:
     draw_only(monkeypatch)
     run = tmp_path / "run"
-    assert call("run", *SHORT, *PRIVATE, "method={name: fedavg}", "--out", str(run)).status == 0
+    settings = (*TINY, *PRIVATE, "training={optimizer: adamw, learning_rate: 0.001}", FEDAVG)
+    brief = ("federation.rounds=1", "task.max_length=16", "task.stride=4")
+    assert call("run", *settings, *brief, "--out", str(run)).status == 0
     done = call("attack", "hidden", str(run), *OPTIONS, "--what-if")
     assert done.status == 0, done.err
     (finding,) = read_findings(run)

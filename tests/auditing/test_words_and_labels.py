@@ -6,18 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from private_client import PRIVATE
 from support import TINY, Call
 
 from fedstrata.auditing.observed_run import SUM, observe_round
 from fedstrata.auditing.words_and_labels import Inversion, inversions
 from fedstrata.core.settings.source import read_source
-
-PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9}, sigma: 1.0, delta: 0.01, "
-    "clip: 1.0, expected_batch: 2, steps: 2}",
-    "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}",
-    "training={optimizer: adamw, learning_rate: 0.001}",
-)
 
 
 def told(*overrides: str) -> dict[str, Inversion]:
@@ -49,7 +43,7 @@ def test_a_frozen_embedding_names_none() -> None:
 
 @pytest.mark.claim("security_review#local-epsilon")
 def test_noise_hides_words() -> None:
-    for own in told("method={name: fedavg}", *PRIVATE).values():
+    for own in told("method={name: fedavg}", *PRIVATE, "data.synthetic.sites=3").values():
         assert own.right < 0.2 * own.there
         assert abs(own.area - 0.5) < 0.15
 

@@ -39,7 +39,7 @@ JOINT = (
 )
 LOCAL = (*JOINT, "privacy.mechanism=local", "privacy.secure_aggregation=false", "privacy.steps=1")
 PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federation.rounds=1")
-QUIET = "privacy.sigma=0"
+QUIET, FEDAVG = "privacy.sigma=0", "method={name: fedavg}"
 THREE = ("data.synthetic.sites=3", "privacy.units={site-1: 8, site-2: 8, site-3: 8}")
 
 
@@ -237,29 +237,14 @@ def test_a_roster_too_small_for_its_colluders_gets_no_sum(
         (["privacy.steps=3"], "privacy", "out_of_range", ["steps", "1", "not 3"]),
         (["privacy.range=2"], "privacy", "no_effect", ["range", "'joint'"]),
         (["privacy.units=null"], "privacy", "missing", ["units"]),
-        (
-            ["privacy.mechanism=local", "privacy.steps=1", "privacy.colluders=1"],
-            "privacy",
-            "no_effect",
-            ["colluders"],
-        ),
+        (["privacy.mechanism=local", "privacy.colluders=1"], "privacy", "no_effect", ["colluders"]),
         (["training.epochs=3"], "training.epochs", "no_effect", ["privacy.mechanism 'joint'"]),
         (["method={name: fedprox}"], "privacy.mechanism", "not_private", ["fedprox", "method.mu"]),
         (["method={name: fedper}"], "privacy.mechanism", "not_private", ["fedper"]),
         (["method={name: fedtlu, update: full}"], "privacy.mechanism", "not_private", ["fedtlu"]),
         (["method={name: flora}"], "privacy.mechanism", "not_private", ["flora"]),
-        (
-            ["method={name: layer_skipping, top: auto}"],
-            "privacy.mechanism",
-            "not_private",
-            ["method.top", "norms"],
-        ),
-        (
-            ["method={name: fedavg, aggregation: median}"],
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["median"],
-        ),
+        (["method.top=auto"], "privacy.mechanism", "not_private", ["method.top", "norms"]),
+        ([FEDAVG, "method.aggregation=median"], "privacy.secure_aggregation", "not_supported", ["median"]),
         (["privacy.colluders=2"], "privacy.colluders", "out_of_range", ["0 to 1"]),
         (
             ["data.synthetic.sites=2", "privacy.units={site-1: 8, site-2: 8}"],
