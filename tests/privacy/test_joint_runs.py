@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import private_client
 import pytest
 import torch
-from private_client import PRIVATE
 from support import TINY, Finished, RunTiny, assert_same_tensors, refused
 
 from fedstrata.client.releases import Release
@@ -27,11 +27,9 @@ from fedstrata.privacy.secure_sum.refusals import TooFewSites, WrongSum
 from fedstrata.privacy.skellam import SkellamMechanism, epsilon_of
 from fedstrata.record.log import read_events
 
-SITES = ("site-1", "site-2", "site-3", "site-4")
 JOINT = (
-    PRIVATE[0],
-    "privacy={mechanism: joint, secure_aggregation: true, unit: document, units: {site-1: 8, site-2: 8, "
-    "site-3: 8, site-4: 8}, delta: 0.01, sigma: 1.0, expected_batch: 2, noise: seeded}",
+    *private_client.JOINT,
+    "privacy.units.site-4=8",
     "method={name: layer_skipping, top: 1}",
     "data.synthetic.sites=4",
     "federation.min_clients=1",
