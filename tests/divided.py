@@ -33,6 +33,17 @@ TASK = Regression()
 LORA = LoraSettings(rank=2)
 FAMILIES = {family: kind for family, kind in reversed(VARIANTS) if kind != "causal-lm"}
 """A kind of model with one loss a row, of every family."""
+UNLIKE = {"llama", "gemma3", "gpt2", "bert", "deberta-v2", "bloom", "mixtral", "mpnet", "modernbert", "phi"}
+KINDS = {family: kind for family, kind in reversed(VARIANTS) if family in UNLIKE}
+"""The first kind of families whose blocks are handed the most unlike things."""
+EVERY_VARIANT = pytest.mark.parametrize(
+    "variant",
+    [
+        pytest.param(own, id="-".join(own), marks=() if own in KINDS.items() else pytest.mark.slow)
+        for own in VARIANTS
+    ],
+    indirect=True,
+)
 
 
 def deeper(family: str, blocks: int = 3, **changes: Any) -> dict[str, Any]:
@@ -53,7 +64,6 @@ def case(family: str, cut: Cut, *, fast: bool) -> Any:
 
 
 def batch_of(lengths: tuple[int, ...] = (5, 12, 1, 9)) -> dict[str, Tensor]:
-    """Returns texts of these lengths, padded on the right."""
     return TASK.collate(texts(lengths))
 
 
@@ -92,7 +102,6 @@ class Divided:
 
 
 def noised(scale: float, seed: Seed, **settings: Any) -> Noise:
-    """Returns noise of this scale."""
     return Noise(NoiseSettings(scale=scale, **settings), seed)
 
 
@@ -142,7 +151,6 @@ def texts_of(model: Model, prompts: list[str], tokens: int) -> list[str]:
 
 
 def gradients_of(module: nn.Module) -> Gradients:
-    """Returns copies of the gradients that there are."""
     return {
         name: parameter.grad.clone()
         for name, parameter in module.named_parameters()

@@ -13,7 +13,6 @@ from fedstrata.client.site import Examples, Site
 from fedstrata.core.client import Client
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
-from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.clipping import UnitGradients
@@ -33,20 +32,8 @@ JOINT = (
 """The same with joint noise."""
 
 
-class NoStore:
-    """Keeps nothing."""
-
-    def read(self) -> Message:
-        return Message()
-
-    def write(self, message: Message) -> None:
-        raise AssertionError("nothing is stored here")
-
-
 @dataclass
 class PrivateClient:
-    """One client of a tiny private experiment."""
-
     experiment: Experiment
     client: Client
     site: Site
@@ -91,12 +78,11 @@ def private_client(*overrides: str) -> PrivateClient:
         experiment.task,
         examples,
         experiment.settings.training,
-        NoStore(),
+        None,
         lambda facts: None,
     )
     return PrivateClient(experiment, client, site, examples.units)
 
 
 def norm_of(tensors: Sequence[torch.Tensor]) -> float:
-    """Returns the norm of tensors as one vector."""
     return float(torch.cat([tensor.double().flatten() for tensor in tensors]).norm())

@@ -2,11 +2,9 @@
 
 Reads orders from standard input, one JSON object a line: `{"start": [arguments of main], "out": FILE}` is
 answered with the number of a new process, `{"wait": NUMBER}` with its exit status. A behaviour makes a client
-fail in its second step: `stop` and `die` by themselves, the former to come again, `nan` by what it sends;
-or at the end of its turn: `leaves` once it has delivered, those of
-`DELIVERED` by what it delivers, `scores` by the scores that it says. With `endless` it takes its steps again
-and again, and with `asks` it does so with its questions while it scores. One that begins with `generate` is
-that of a client that answers the prompts of a file and writes the answers to another.
+fail in its second step, `stop` to come again and `die`; or at the end of its turn, those of `DELIVERED` by
+what it delivers. With `endless` it takes its steps again and again, and with `asks` it does so with its
+questions while it scores.
 """
 
 from __future__ import annotations
@@ -35,22 +33,16 @@ SECOND_STEP = 3
 
 
 def misbehave(behaviour: str) -> None:
-    """Changes what a line sends."""
+    """Stops or ends this process before it sends its second step."""
     from fedstrata.transport.membership import TurnLine
 
     send, count = TurnLine.send, [0]
 
     def instead(self: Any, message: Message) -> None:
         count[0] += 1
-        send(self, changed(message) if count[0] == SECOND_STEP else message)
-
-    def changed(message: Message) -> Message:
-        if behaviour == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if behaviour == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        states = torch.full_like(message.tensors["states"], float("nan"))
-        return Message({"states": states}, message.values)
+        if count[0] == SECOND_STEP:
+            os.kill(os.getpid(), signal.SIGKILL if behaviour == "die" else signal.SIGSTOP)
+        send(self, message)
 
     TurnLine.send = instead  # type: ignore[method-assign]
 
@@ -89,8 +81,6 @@ DELIVERED: dict[str, Callable[[Update], Update]] = {
 
 def misdeliver(behaviour: str) -> None:
     """Changes what a client does when its turn is over."""
-    from fedstrata.core.errors import LineError
-    from fedstrata.engine.remote.site_scoring import SiteScoring
     from fedstrata.transport.header import Kind
     from fedstrata.transport.membership import Membership
     from fedstrata.wire import frame
@@ -98,20 +88,11 @@ def misdeliver(behaviour: str) -> None:
     send = Membership.send
 
     def instead(self: Any, header: Any, content: Any) -> None:
-        if header.kind == Kind.UPDATE and behaviour in DELIVERED:
+        if header.kind == Kind.UPDATE:
             content = frame.encode(DELIVERED[behaviour](frame.decode(content, Update)))
         send(self, header, content)
-        if header.kind == Kind.UPDATE and behaviour == "leaves":
-            raise LineError("enough")
-
-    def score(self: Any, *_: Any, masked: bool = False) -> Update:
-        if behaviour == "tensors":
-            return Update({"counts": torch.ones(3, dtype=torch.int64)}, {"tally": None}, weight=0.0)
-        return Update({}, {"tally": {"gold": [1]}, "apart": {}}, weight=1.0)
 
     Membership.send = instead  # type: ignore[method-assign]
-    if behaviour in {"scores", "tensors"}:
-        SiteScoring.score = score  # type: ignore[method-assign,assignment]
 
 
 def main(address: str, client: str, folder: str, behaviour: str, *overrides: str) -> None:
@@ -125,15 +106,12 @@ def main(address: str, client: str, folder: str, behaviour: str, *overrides: str
     from fedstrata.transport.timing import Timing
 
     torch.set_num_threads(1)
-    if behaviour.startswith("generate "):
-        answer_prompts(address, client, folder, *behaviour.split()[1:], *overrides)
-        return
     if behaviour.startswith("serves"):
         serve(address, Path(folder), behaviour.removeprefix("serves").strip(), *overrides)
         return
     if behaviour.startswith("stalls before "):
         stall_before(behaviour.removeprefix("stalls before "), Path(folder, "stalls"))
-    elif behaviour in {"die", "stop", "nan"}:
+    elif behaviour in {"die", "stop"}:
         misbehave(behaviour)
     elif behaviour in {"endless", "asks"}:
         repeat(behaviour)
@@ -162,22 +140,6 @@ def pinned(home: Path) -> dict[str, Path]:
     """The site's identity and lock, if a test has put them into its home."""
     files = {"identity": home / "identity.pem", "lock": home / "federation.lock"}
     return {name: path for name, path in files.items() if path.exists()}
-
-
-def answer_prompts(
-    address: str, client: str, folder: str, prompts: str, out: str, tokens: str, *overrides: str
-) -> None:
-    """Generates as `fedstrata split generate` does, and writes a JSON list of texts."""
-    from fedstrata.data.readers import read_prompts
-    from fedstrata.engine.prepare import prepare_prompts
-    from fedstrata.engine.remote.generating import Generating
-    from fedstrata.transport.grpc.membership import GrpcMembership
-
-    experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), client)
-    asked = read_prompts(Path(prompts))
-    own = Generating(experiment, client, Path(folder), asked, tokens=int(tokens))
-    found = own.run(lambda: GrpcMembership(address, client, own.agreement, greeting=own.greeting))
-    Path(out).write_text(json.dumps([document.text_pair for document in found]))
 
 
 def start(arguments: list[str], out: str) -> int:

@@ -21,6 +21,7 @@ from fedstrata.privacy.secure_sum.messages import (
     RING,
     DeliveredShares,
     MaskedInput,
+    ReleasedShares,
     Roster,
     Sharers,
     SumName,
@@ -36,7 +37,9 @@ from fedstrata.wire import frame
 NAME = SumName(run="0123456789abcdef", round=3, handler="train", call=0, attempt=0)
 SHAPES = {"w": (5, 3), "b": (7,), "empty": (0, 2)}
 SUBJECT = Subject(agreed="99" * 32, model="aa" * 32, plan="bb" * 32, shapes=SHAPES)
+NEXT = NAME.model_copy(update={"attempt": 1})
 SITES = tuple(f"site-{number:02d}" for number in range(64))
+FIVE = SITES[:5]
 IDENTITIES = {site: Identity(Ed25519PrivateKey.generate()) for site in SITES}
 
 Said = TypeVar("Said", bound=BaseModel)
@@ -155,7 +158,6 @@ class Federation:
         unmasking.prove([over_the_wire(self.clients[site].sign(survivors)) for site in self.present])
 
     def unmask(self, unmasking: SumUnmasking, lost: Collection[str] = ()) -> dict[str, Tensor]:
-        assert unmasking.proof is not None
         proof = over_the_wire(unmasking.proof)
         for site in self.present:
             if site not in lost:
@@ -169,12 +171,18 @@ class Federation:
         sharers = self.delivery(delivered, lost.get("delivery", ()))
         return self.inputs(sharers, lost.get("input", ()))
 
+    def proven(self, lost: Mapping[str, Collection[str]] | None = None) -> SumUnmasking:
+        """Everything up to the proof that all have signed the same survivors."""
+        unmasking = self.masked_sum(lost)
+        self.consistency(unmasking, (lost or {}).get("consistency", ()))
+        return unmasking
+
+    def released_by(self, site: str, unmasking: SumUnmasking) -> ReleasedShares:
+        return self.clients[site].unmask(unmasking.proof)
+
     def run(self, lost: Mapping[str, Collection[str]] | None = None) -> dict[str, Tensor]:
         """The whole sum."""
-        lost = lost or {}
-        unmasking = self.masked_sum(lost)
-        self.consistency(unmasking, lost.get("consistency", ()))
-        return self.unmask(unmasking, lost.get("unmasking", ()))
+        return self.unmask(self.proven(lost), (lost or {}).get("unmasking", ()))
 
 
 def equal(total: Mapping[str, Tensor], sites: Collection[str]) -> bool:

@@ -125,7 +125,7 @@ MUTANTS = [
                 "counts[replace(event, steps=1)] += event.steps * (event.sigma == 1.0)",
             )
         ],
-        [f"{OF_BUDGET}::test_runs_of_other_noise_compose"],
+        [f"{OF_BUDGET}::test_each_patient_has_what_was_spent_for_it"],
     ),
     Mutant(
         "other noise beside Gaussian noise is free",

@@ -117,7 +117,7 @@ MUTANTS = [
                 "dict.fromkeys(clients, self.committed)",
             )
         ],
-        [f"{OF_RUNS}::test_a_round_that_is_stopped_once_its_model_is_out_counts"],
+        [f"{OF_CENTRAL}::test_turns_are_recorded_if_no_epsilon_can_be_worked_out"],
     ),
     Mutant(
         "half of sigma",
@@ -151,7 +151,7 @@ MUTANTS = [
                 "for unit in [[one for unit in units for one in unit]] if units else []:\n",
             )
         ],
-        [f"{OF_UNITS}::test_the_sum_is_divided_by_a_constant"],
+        [f"{OF_CLIPPING}::test_a_unit_is_the_gradient_of_its_mean_loss"],
     ),
     Mutant(
         "every tensor clipped by itself",
@@ -235,7 +235,7 @@ MUTANTS = [
             ),
             (CLIPPING, "noised.div_(self.expected_batch)", "noised.div_(self.__dict__['just'])"),
         ],
-        [f"{OF_UNITS}::test_the_sum_is_divided_by_a_constant"],
+        [f"{OF_CLIPPING}::test_a_unit_is_the_gradient_of_its_mean_loss"],
     ),
     Mutant(
         "the rate is of the units that are there",
@@ -515,12 +515,12 @@ MUTANTS = [
                 "len(noised) + earlier + resumed",
             )
         ],
-        [f"{OF_RUNS}::test_a_noised_round_that_is_begun_again_is_spent_again"],
+        [f"{OF_CENTRAL}::test_every_mean_that_was_noised_is_charged"],
     ),
     Mutant(
         "noised means without end",
         [(CENTRAL, "if self.count >= self._privacy.turns:", "if False:")],
-        [f"{OF_CENTRAL}::test_a_mean_beyond_what_the_noise_allows_for_is_not_drawn"],
+        [f"{OF_CENTRAL}::test_a_mean_is_recorded_before_it_is_returned"],
     ),
     Mutant(
         "seeded noise has a finite epsilon",

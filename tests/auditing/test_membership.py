@@ -40,18 +40,15 @@ def private(sigma: float, unit: str = "patient", units: int = PATIENTS, sites: i
     )
 
 
+FEDAVG, LM = "method={name: fedavg}", "task={name: lm}"
+SUMMED = "privacy={secure_aggregation: true}"
+CENTRAL = "privacy={mechanism: central, sigma: 1.0, delta: 0.1}"
+JOINT = (private(1.0), "privacy.mechanism=joint", "privacy.secure_aggregation=true", "privacy.steps=null")
+
+
 def audited(*overrides: str, canaries: int = 180, **target: Any) -> Membership:
     source = read_source(None, [*TINY, NER, *overrides])
     return audit_membership(source, Target(canaries, 4, **target), lambda event, facts: None)
-
-
-@pytest.mark.slow  # that updates tell of whom they were made is fast in test_membership_scores.py
-def test_who_is_trained_on_without_any_defence_is_found() -> None:
-    found = audited("method={name: fedavg}", "training.epochs=5")
-    assert audit_report.bound_of(found).epsilon > 1.0
-    assert (found.epsilon, found.power, found.unit) == (None, None, "")
-    assert found.updates == 6
-    assert "claim: none" in "\n".join(audit_report.words_of(found))
 
 
 @pytest.mark.slow
@@ -62,7 +59,6 @@ def test_the_last_model_alone_shows_who_was_learnt_by_heart() -> None:
     assert auc["threshold"].low > 0.6
     assert audit_report.bound_of(found).epsilon > 1.0
     assert found.decisive == found.shown.audits["lira"]
-    assert any(line.startswith("lira ") for line in audit_report.words_of(found))
     assert audit_report.facts_of(found)["refuted"] is None
 
 
@@ -92,6 +88,7 @@ def test_scores_of_the_last_model_are_its_losses() -> None:
     canaries = make_canaries(experiment.task, experiment.model.tokenizer, ["site-1"], 12, 4, seed)
     final = shadow_losses(with_canaries(experiment, canaries), canaries, experiment.seed)
     assert found.shown.scores["threshold"].tolist() == (-final).tolist()
+    assert (found.epsilon, found.power, found.unit) == (None, None, "")
     assert "lira" not in found.shown.scores
 
 
@@ -100,29 +97,23 @@ def test_scores_of_the_last_model_are_its_losses() -> None:
 def test_noise_that_is_forgotten_is_found_by_the_audit_that_finds_nothing_with_it() -> None:
     """The whole of it: more is found without the noise, and the claim stays what it was."""
     found = audited(SGD, private(3.0), falsified="none")
-    assert found.falsified is not None
     assert (found.falsified.sigma, found.falsified.epsilon) == (0.0, None)
     with_noise, without = (
         {name: own.one_run_gaussian.epsilon for name, own in shown.audits.items()}
         for shown in (found.shown, found.falsified.shown)
     )
-    assert found.epsilon is not None
     assert max(with_noise.values()) <= found.epsilon < without["updates"]
     assert without["updates"] > with_noise["updates"] + 0.5
     facts = audit_report.facts_of(found)
     assert facts["falsified"]["refuted"]["updates"]
     assert not facts["refuted"]
     assert facts["falsified"]["bounds"].keys() == facts["bounds"].keys() == {*audit_report.SEES} - {"lira"}
-    said = "\n".join(audit_report.words_of(found))
-    assert f" {without['updates']:.2f} " in said
-    assert "(refuted: yes)" in said
 
 
 @pytest.mark.slow
 def test_half_the_truth_is_the_noise_of_twice_the_epsilon() -> None:
     found = audited(*SMALL, SGD, private(1.5, sites=1), falsified="half", canaries=30)
-    assert found.falsified is not None
-    assert found.epsilon is not None
+    assert found.power.epsilon == 2 * found.decisive.claim.epsilon
     spent = Mechanism(found.falsified.sigma, 24 / PATIENTS, 6)
     assert found.epsilon == pytest.approx(epsilon_of([Mechanism(1.5, 24 / PATIENTS, 6)], 0.001))
     assert epsilon_of([spent], 0.001) == pytest.approx(2 * found.epsilon, rel=0.01)
@@ -139,18 +130,6 @@ def test_at_epsilon_1_no_score_refutes() -> None:
     assert found.epsilon == pytest.approx(1.0, abs=0.01)
     assert all(own.one_run_gaussian.epsilon <= 1.0 for own in found.shown.audits.values())
     assert len(found.shown.audits) == 4
-
-
-@pytest.mark.slow
-def test_clipping_alone_hides_nobody_and_much_noise_everybody() -> None:
-    clipped, hidden = audited(SGD, private(0.0)), audited(SGD, private(20.0))
-    assert audit_report.bound_of(clipped).epsilon > 1.0
-    assert clipped.epsilon is None
-    assert hidden.epsilon is not None
-    assert audit_report.bound_of(hidden).epsilon <= hidden.epsilon
-    assert hidden.decisive.claim.epsilon == hidden.epsilon
-    assert hidden.power is not None
-    assert hidden.power.epsilon == 2 * hidden.epsilon
 
 
 @pytest.mark.slow
@@ -187,8 +166,7 @@ def test_an_audit_is_the_same_again_and_its_coins_another_with_another_seed() ->
 
 @pytest.mark.slow
 def test_canaries_are_units_that_their_client_declares() -> None:
-    values = ["'site-2'", "72 patients", "--raise-units"]
-    with refused(ConfigurationError, "out_of_range", at="privacy.units", values=values):
+    with refused(ConfigurationError, "out_of_range", at="privacy.units", values=["'site-2'", 72]):
         audited(private(1.0), canaries=90, clients=("site-2",))
     found = audited(private(1.0), canaries=90, clients=("site-2",), raise_units=True)
     assert found.factor == 2
@@ -205,36 +183,10 @@ def test_canaries_are_units_that_their_client_declares() -> None:
     [
         (("task={name: relations}", TEXTS), "task.name", "not_supported", ["'relations'"]),
         (("method={name: fl_llama}",), "method.name", "divides_model", ["fl_llama"]),
-        (
-            ("method={name: fedavg}", "privacy={mechanism: central, sigma: 1.0, delta: 0.1}"),
-            "privacy.mechanism",
-            "not_supported",
-            ["'central'"],
-        ),
-        (
-            ("method={name: fedavg}", "privacy={secure_aggregation: true}"),
-            "privacy.secure_aggregation",
-            "not_supported",
-            [],
-        ),
-        (
-            (
-                private(1.0),
-                "privacy.mechanism=joint",
-                "privacy.secure_aggregation=true",
-                "privacy.steps=null",
-                "method={name: fedavg}",
-            ),
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["'joint'"],
-        ),
-        (
-            (TEXTS, "task={name: lm}", private(1.0, "window", 200)),
-            "privacy.unit",
-            "not_supported",
-            ["'window'", "task lm"],
-        ),
+        ((FEDAVG, CENTRAL), "privacy.mechanism", "not_supported", ["'central'"]),
+        ((FEDAVG, SUMMED), "privacy.secure_aggregation", "not_supported", []),
+        ((FEDAVG, *JOINT), "privacy.secure_aggregation", "not_supported", ["'joint'"]),
+        ((TEXTS, LM, private(1.0, "window")), "privacy.unit", "not_supported", ["'window'", "task lm"]),
     ],
 )
 def test_what_canaries_say_nothing_of_is_refused_by_name(
@@ -252,17 +204,13 @@ def test_what_options_ask_in_vain_is_refused_at_once() -> None:
         ("--score", "missing"),
         ("--falsified", "no_effect"),
     ]
-    for value in ("'lira'", "--shadows 4", "'half'"):
-        assert value in str(caught.value)
     with refused(ConfigurationError, "out_of_range", at="--shadows", values=["0", "'lira'", "4", "not 3"]):
         audited(*SMALL, canaries=10, score="lira", shadows=3)
     with refused(ConfigurationError, "no_effect", at="--falsified", values=["'none'"]):
         audited(*SMALL, private(0.0, sites=1), canaries=10, falsified="none")
 
 
-def test_strangers_hold_no_canaries_and_who_sends_nothing_has_no_audit() -> None:
-    with refused(ConfigurationError, "unknown_name", at="--client", values=["'north'", "site-1"]):
-        audited(canaries=10, clients=("north",))
+def test_who_sends_nothing_has_no_audit() -> None:
     with refused(ConfigurationError, "nothing_sent", at="method.name", values=["local_only"]):
         audited("method={name: local_only}", canaries=10)
 
@@ -298,14 +246,8 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     assert told["claim"]["delta"] == 0.001
     assert told["decides"]["bound"] == "one_run_gaussian"
     assert told["power"]["epsilon"] == pytest.approx(2 * told["claim"]["epsilon"])
-    for line in told["says"]:
-        assert line.split()[0] in done.out
     page = (tmp_path / "found/membership.md").read_text()
     assert page.index("| lira | one_run_gaussian |") < page.index("| updates | one_run_gaussian |")
-    assert page.index("| lira | as set |") < page.index(
-        f"| lira | of epsilon {told['power']['epsilon']:.3g} |"
-    )
-    assert "which does not prove it" in page
     assert told["falsified"]["epsilon"] == told["power"]["epsilon"]
     assert told["rates"]["lira"]["found"].keys() == {"0.01", "0.1"}
     assert told["falsified"]["rates"].keys() == {*audit_report.SEES}
@@ -317,12 +259,3 @@ def test_the_command_says_and_writes_what_was_found(call: Call, tmp_path: Path, 
     nothing = call("attack", "membership", tmp_path)
     assert nothing.status == 2
     assert_told(nothing.err, "not_found", values=[tmp_path, "config.yaml"])
-
-
-@pytest.mark.slow
-def test_a_claim_that_is_refuted_is_said_to_be_false(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the accountant had said too little."""
-    monkeypatch.setattr("fedstrata.auditing.canary_runs.AttackedRun.epsilon", 0.1)
-    found = audited(SGD, private(0.01))
-    assert audit_report.facts_of(found)["refuted"]
-    assert "more than is claimed" in "\n".join(audit_report.words_of(found))

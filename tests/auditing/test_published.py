@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from figures import draw_only
+from private_client import PRIVATE
 from support import TINY, Call, RunTiny
 from told import assert_told
 
@@ -25,12 +26,7 @@ from fedstrata.record.report.attacks import marked
 
 FEDAVG = ("method={name: fedavg}", "federation.rounds=1")
 SETTINGS = (*TINY, *FEDAVG)
-PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9, site-3: 9}, sigma: 1.0, "
-    "delta: 0.01, clip: 1.0, expected_batch: 2, steps: 2}",
-    "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}",
-    "training={optimizer: adamw, learning_rate: 0.001}",
-)
+TRAINING = "training={optimizer: adamw, learning_rate: 0.001}"
 
 
 @pytest.fixture
@@ -40,9 +36,9 @@ def without_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("reports", "without_figures")
 def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, tmp_path: Path) -> None:
-    assert call("run", *SETTINGS, *PRIVATE, "name=audited").status == 0
+    assert call("run", *SETTINGS, *PRIVATE, TRAINING, "name=audited").status == 0
     run = next((tmp_path / "runs").iterdir())
-    assert "none was tried on this run" in (run / "privacy.md").read_text()
+    assert "Attacks that were tried" not in (run / "privacy.md").read_text()
     before = (run / "report.html").read_text()
     assert "Attack:" not in before
     assert call("attack", "invert", str(run), "training.optimizer=sgd").status == 0
@@ -52,13 +48,9 @@ def test_an_attack_on_a_run_goes_into_its_report_and_its_statement(call: Call, t
     done = call("attack", "invert", str(run))
     assert done.status == 0, done.err
     assert [own.attack for own in read_findings(run)] == ["invert"]
-    statement = " ".join((run / "privacy.md").read_text().split())
-    assert "## Attacks that were tried" in statement
-    assert "none was tried on this run" not in statement
-    page = (run / "report.html").read_text()
-    assert "<h2>Attack: invert</h2>" in page
-    assert ">what the attacker reads</th>" in page
-    before = page
+    assert "## Attacks that were tried" in (run / "privacy.md").read_text()
+    before = (run / "report.html").read_text()
+    assert "<h2>Attack: invert</h2>" in before
     assert call("report", str(run)).status == 0
     assert (run / "report.html").read_text() == before
 
@@ -73,15 +65,15 @@ def test_what_is_written_is_read_again_and_a_broken_file_is_passed_over(tmp_path
         {"of_each": [1, 2]},
     )
     write_finding(finding, tmp_path / "audits")
-    (tmp_path / "audits" / "hidden.json").write_text("{")
-    (tmp_path / "audits" / "invert.json").write_text('{"tables": [{}]}')
     for attack, wrong in (
-        ("hidden", {"tables": [], "says": None}),
-        ("membership", {"tables": [{"title": "t", "columns": None, "rows": [1, 2]}], "says": []}),
-        ("invert", {"tables": [], "says": [], "readings": [{"seen": 1, "text": 2, "read": 3}]}),
+        ("hidden", "{"),
+        ("hidden", '{"tables": [], "says": null}'),
+        ("invert", '{"tables": [{}]}'),
+        ("invert", '{"tables": [], "says": [], "readings": [{"seen": 1, "text": 2, "read": 3}]}'),
+        ("membership", '{"tables": [{"title": "t", "columns": null, "rows": [1, 2]}], "says": []}'),
     ):
-        (tmp_path / "audits" / f"{attack}.json").write_text(json.dumps(wrong))
-    (own,) = read_findings(tmp_path)
+        (tmp_path / "audits" / f"{attack}.json").write_text(wrong)
+        (own,) = read_findings(tmp_path)
     assert (own.tables, own.says, own.facts["n"]) == (finding.tables, ["said"], 1)
     assert own.facts["of_each"] == [1, 2]
     assert "of_each" not in finding.as_json()
@@ -114,14 +106,6 @@ def test_a_finding_names_the_usual_method_where_a_configuration_names_none() -> 
     source = read_source(None, ["method.top=1", "seed=7"])
     told = what_was_attacked(check_settings(source).settings)
     assert (told["method"], told["model"], told["seed"]) == ("layer_skipping", "mini", 7)
-
-
-def test_an_attack_that_there_is_not_is_named(call: Call) -> None:
-    for name in ("foo", "memebership"):
-        done = call("attack", name, "federation.rounds=1")
-        assert done.status == 2
-        told = " ".join(done.err.replace("│", " ").split())
-        assert f"'{name}'" in told and "hidden, invert, membership, span" in told
 
 
 def test_words_are_marked_that_were_read_in_their_order() -> None:

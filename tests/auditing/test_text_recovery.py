@@ -32,31 +32,15 @@ SGD = ("training.optimizer=sgd", "training.learning_rate=0.1")
 
 @pytest.fixture(scope="module")
 def notes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three sites with two sentences each."""
     file = tmp_path_factory.mktemp("sentences") / "notes.jsonl"
-    lines = [
-        {
-            "id": f"{site}-{number}",
-            "site": site,
-            "text": text,
-            "spans": [{"start": 0, "end": text.index(" "), "label": "first"}],
-            "metadata": {"split": "train", "patient": text},
-        }
-        for site, own in NOTES.items()
-        for number, text in enumerate(own)
-    ]
-    lines += [
-        {
-            "id": f"{site}-{part}",
-            "site": site,
-            "text": f"{site} {part}",
-            "labels": ["a"],
-            "metadata": {"split": part},
-        }
-        for site in NOTES
-        for part in ("validation", "test")
-    ]
-    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+
+    def line(site: str, part: str, text: str) -> str:
+        facts = {"id": text, "site": site, "text": text, "metadata": {"split": part, "patient": text}}
+        return json.dumps({**facts, "spans": [{"start": 0, "end": text.index(" "), "label": "first"}]})
+
+    lines = [line(site, "train", text) for site, own in NOTES.items() for text in own]
+    lines += [line(site, part, f"{site} {part}") for site in NOTES for part in ("validation", "test")]
+    file.write_text("\n".join(lines))
     return file
 
 
@@ -122,7 +106,7 @@ def test_adapters_of_few_rows_give_no_text_away(notes: Path) -> None:
     for own in read(notes, *SGD, "method={name: fedlora}").values():
         assert own.tokens > 8
         assert (own.exact, own.named, own.rank) == (0, 0.0, None)
-        assert own.why.startswith("information: ")
+        assert own.why.startswith("information:")
 
 
 @pytest.mark.slow
@@ -140,28 +124,25 @@ def test_an_encoder_that_trains_whole_names_tokens_by_place(notes: Path) -> None
     )
     assert all(own.named == 1.0 for own in whole.values())
     assert all(own.exact == 0 and own.named == 0.0 for own in top.values())
-    assert all(own.why.startswith("compute: what a layer reads") for own in top.values())
+    assert all(own.why.startswith("compute:") for own in top.values())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("overrides", "why"),
+    "overrides",
     [
-        (("training.optimizer=adamw",), "information: the change has no space of few directions"),
+        ("training.optimizer=adamw",),
         (
-            (
-                *SGD,
-                "privacy={mechanism: local, unit: patient, units: {north: 2, south: 2, west: 2}, "
-                "epsilon: 8.0, delta: 0.01, clip: 1.0, expected_batch: 1, steps: 1}",
-            ),
-            "information: the change has no space of few directions",
+            *SGD,
+            "privacy={mechanism: local, unit: patient, units: {north: 2, south: 2, west: 2}, "
+            "epsilon: 8.0, delta: 0.01, clip: 1.0, expected_batch: 1, steps: 1}",
         ),
     ],
     ids=["adam", "differential privacy"],
 )
-def test_what_leaves_no_space_gives_nothing_away(notes: Path, overrides: tuple[str, ...], why: str) -> None:
+def test_what_leaves_no_space_gives_nothing_away(notes: Path, overrides: tuple[str, ...]) -> None:
     for own in read(notes, *overrides).values():
-        assert (own.exact, own.rouge, own.why) == (0, 0.0, why)
+        assert (own.exact, own.rouge, own.why.partition(":")[0]) == (0, 0.0, "information")
 
 
 @pytest.mark.parametrize(

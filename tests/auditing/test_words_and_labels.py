@@ -6,18 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from private_client import PRIVATE
 from support import TINY, Call
 
 from fedstrata.auditing.observed_run import SUM, observe_round
 from fedstrata.auditing.words_and_labels import Inversion, inversions
 from fedstrata.core.settings.source import read_source
-
-PRIVATE = (
-    "privacy={mechanism: local, unit: document, units: {site-1: 9, site-2: 9}, sigma: 1.0, delta: 0.01, "
-    "clip: 1.0, expected_batch: 2, steps: 2}",
-    "task={name: ner, types: [problem, test, treatment, drug], max_length: 64, stride: 8}",
-    "training={optimizer: adamw, learning_rate: 0.001}",
-)
 
 
 def told(*overrides: str) -> dict[str, Inversion]:
@@ -49,9 +43,8 @@ def test_a_frozen_embedding_names_none() -> None:
 
 @pytest.mark.claim("security_review#local-epsilon")
 def test_noise_hides_words() -> None:
-    for own in told("method={name: fedavg}", *PRIVATE).values():
+    for own in told("method={name: fedavg}", *PRIVATE, "data.synthetic.sites=3").values():
         assert own.right < 0.2 * own.there
-        assert own.area is not None
         assert abs(own.area - 0.5) < 0.15
 
 
@@ -64,7 +57,6 @@ def test_labels_follow_from_one_step_of_descent() -> None:
         *one_step,
     )
     for own in found.values():
-        assert own.labels_off is not None and own.unlearnt_off is not None
         assert own.labels_off < 0.2 * own.unlearnt_off
 
 
@@ -76,7 +68,6 @@ def test_the_command_shows_synthetic_words_and_real_ones_only_when_asked(call: C
     assert facts["readings"], "the corpus is synthetic"
     alone = sum(own["tokens"] for own in facts["found"] if own["seen"] != SUM)
     assert any(f"{alone:,} of {alone:,} tokens" in own for own in facts["says"])
-    assert any("label shares are rough" in own for own in facts["says"])
     notes = tmp_path / "notes.jsonl"
     rows = [{"id": f"{row}", "site": "ab"[row % 2], "text": f"Zyklopendruck {row}."} for row in range(12)]
     notes.write_text("".join(f"{json.dumps(row)}\n" for row in rows))

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from browser import CHROMIUM, browsing
 from local_requests import ask
-from support import TINY, refused
+from support import RunTiny, refused
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.operations.live_page import LivePage
@@ -31,7 +31,6 @@ def append(folder: Path, *events: Mapping[str, Any]) -> None:
 
 
 def report_of(server: LocalServer, known: str = "") -> tuple[int, str, str, str]:
-    """Returns status, text, version and state of the report."""
     heard = ask(f"{server.url}report", **{"If-None-Match": known})
     return heard.status, heard.text, heard.headers.get("ETag", ""), heard.headers.get("Run-State", "")
 
@@ -78,16 +77,10 @@ def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_run_is_watched_from_its_beginning_until_ctrl_c(tmp_path: Path) -> None:
-    """The command, of a run that another process writes."""
-    folder, program = tmp_path / "run", [sys.executable, "-m", "fedstrata"]
-    subprocess.run(
-        [*program, "run", *TINY, "federation.rounds=1", "--out", folder], check=True, capture_output=True
-    )
-    with subprocess.Popen(
-        [*program, "watch", str(folder)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as watching:
-        assert watching.stdout is not None
+def test_the_command_shows_a_run_until_ctrl_c(run_tiny: RunTiny) -> None:
+    folder = run_tiny("federation.rounds=1", report=True).folder
+    command = [sys.executable, "-m", "fedstrata", "watch", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
         told = watching.stdout.readline()
         assert told.startswith(f"watching {folder} at http://127.0.0.1:")
         address = told.split(" at ")[1].split()[0]

@@ -22,7 +22,7 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.files import taking_turns
 from fedstrata.core.types import Message
 from fedstrata.operations.local_server import JSON_TEXT, Answer, LocalServer
-from fedstrata.operations.metrics import families, require_metrics
+from fedstrata.operations.metrics import require_metrics
 from fedstrata.operations.serving import Operations, picture_of
 from fedstrata.operations.standing import Standing
 from fedstrata.transport.agreement import Agreement
@@ -58,7 +58,6 @@ class Served:
         self.told.append((event, self.standing.picture()["committed"]))
 
     def site(self, name: str) -> Mapping[str, Any]:
-        """Returns what `fedstrata status` would be told of a site."""
         (found,) = [site for site in picture_of(self.folder)["sites"] if site["site"] == name]
         return found
 
@@ -316,42 +315,30 @@ def test_status_without_a_name_takes_the_run_at_work_last(call: Call, folder: Pa
     assert str(tmp_path / "runs") in (told := call("status", tmp_path / "runs").err) and "[not_found]" in told
 
 
-def test_metrics_say_what_the_picture_says(served: Served) -> None:
+def test_prometheus_can_read_the_metrics(served: Served) -> None:
+    def samples() -> dict[tuple[str, ...], float]:
+        heard = ask(f"http://{served.operations.place}/metrics")
+        assert (heard.status, heard.headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
+        return {
+            (sample.name.removeprefix("fedstrata_"), *sorted(sample.labels.values())): sample.value
+            for family in text_string_to_metric_families(heard.text)
+            for sample in family.samples
+        }
+
     served.standing("run", RUN)
     served.standing("client", TURN)
+    found = samples()
+    assert (found["sites_expected",], found["sites_joined",]) == (2, 0)
+    assert ("loss",) not in found, "there is none yet"
     served.standing("round", ROUND)
     with GrpcMembership(served.address, "north", AGREED, timing=TIMING):
         served.hub.wait_for(["north"], 30)
-        found = {
-            family.name.removeprefix("fedstrata_"): {
-                tuple(sample.labels.values()): sample.value for sample in family.samples
-            }
-            for family in families(served.operations.picture())
-        }
-    assert found["sites_expected"] == {(): 2}
-    assert found["sites_joined"] == {(): 1}
-    assert found["site_joined"] == {("north",): 1.0, ("south",): 0.0}
-    assert found["bytes"][("north", "up")] == 80
-    assert found["turns"][("north", "delivered")] == 1
-    assert found["rounds_committed"] == {(): 1}
-    assert found["score"] == {("f1",): 0.25}
-    assert list(found["site_last_seen_timestamp_seconds"]) == [("north",)]
-
-
-def test_prometheus_can_read_the_metrics(served: Served) -> None:
-    served.standing("run", RUN)
-    served.standing("client", TURN)
-    heard = ask(f"http://{served.operations.place}/metrics")
-    assert (heard.status, heard.headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
-    samples = {
-        (sample.name, *sorted(sample.labels.values())): sample.value
-        for family in text_string_to_metric_families(heard.text)
-        for sample in family.samples
-    }
-    assert samples["fedstrata_bytes_total", "north", "up"] == 80
-    assert samples["fedstrata_turns_total", "delivered", "north"] == 1
-    assert samples["fedstrata_sites_joined",] == 0
-    assert ("fedstrata_loss",) not in samples, "there is none yet"
+        found = samples()
+    assert [found["site_joined", site] for site in ("north", "south")] == [1, 0]
+    assert (found["sites_joined",], found["rounds_committed",], found["score", "f1"]) == (1, 1, 0.25)
+    assert (found["bytes_total", "north", "up"], found["turns_total", "delivered", "north"]) == (80, 1)
+    seen = "site_last_seen_timestamp_seconds"
+    assert (seen, "north") in found and (seen, "south") not in found
     open_metrics = ask(f"http://{served.operations.place}/metrics", Accept="application/openmetrics-text")
     assert open_metrics.text.endswith("# EOF\n")
 

@@ -71,7 +71,6 @@ def test_a_round_s_own_part_does_not_hide_the_best_rate() -> None:
         given = [(rate, of_round + 1.0 - abs(rate - 0.6)) for rate in chosen]
         bandit = bandit.rewarded(SETTINGS, number, given)
     fit = bandit.fit(SETTINGS, 31)
-    assert fit is not None
     assert rates[int(fit.known[fit.means.argmax()])] == 0.6
 
 
@@ -91,7 +90,6 @@ def test_the_fit_is_that_of_least_squares() -> None:
         rows.append([0.0] * 10 + [float(number == own) for own in range(1, 8)])
         values.append(0.0)
     fit = bandit.fit(SETTINGS, 8)
-    assert fit is not None
     solved = np.linalg.lstsq(np.array(rows), np.array(values), rcond=None)[0]
     assert fit.means == pytest.approx(solved[fit.known], abs=1e-8)
     assert bandit.added_by(SETTINGS, 7) == pytest.approx(solved[16], abs=1e-8)

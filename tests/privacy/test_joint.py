@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from privacy.conftest import LIMIT
 from support import Same, refused
 
 from fedstrata.core.errors import ConfigurationError
@@ -29,7 +29,6 @@ from fedstrata.privacy.randomness import Randomness, SecureRandomness, SeededRan
 from fedstrata.privacy.secure_sum.shares import threshold
 from fedstrata.privacy.skellam import SkellamMechanism, epsilon_of
 
-ALARM = 1e-8
 SITES = range(3, 65)
 
 SOURCES = [Same(0.0), Same(1.0 - 2.0**-53), SecureRandomness(), SeededRandomness(Seed(1))]
@@ -174,7 +173,7 @@ def test_the_fewest_honest_survivors_carry_the_noise(sites: int, colluders: int)
         return float((np.sum(shares[:carriers], axis=0) / asked).astype(np.float64).__pow__(2).sum())
 
     fewest = threshold(sites) - colluders
-    limit = float(stats.norm.isf(ALARM / 2)) * math.sqrt(2 * count)
+    limit = LIMIT * math.sqrt(2 * count)
     assert abs(squares(fewest) - count) < limit
     assert squares(fewest - 1) < count - limit, "one fewer would not"
     assert abs(squares(sites) / noise.sharing.cost**2 - count) < limit

@@ -7,19 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import private_client
 import pytest
 import torch
-from private_client import PRIVATE
 from support import TINY, Finished, RunTiny, assert_same_tensors, refused
 
 from fedstrata.client.releases import Release
 from fedstrata.core.errors import BudgetSpentError, ClientsLostError, ConfigurationError
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine import masked_sums, secure_mean
-from fedstrata.engine.check import check_settings
 from fedstrata.engine.prepare import prepare
 from fedstrata.engine.secure_mean import SecureAggregation
-from fedstrata.privacy import clipping, joint_terms
+from fedstrata.privacy import joint_terms
 from fedstrata.privacy.ledger_verification import LEDGER, read_ledger
 from fedstrata.privacy.mechanism import Privacy
 from fedstrata.privacy.secure_sum.client import SumClient
@@ -28,11 +27,9 @@ from fedstrata.privacy.secure_sum.refusals import TooFewSites, WrongSum
 from fedstrata.privacy.skellam import SkellamMechanism, epsilon_of
 from fedstrata.record.log import read_events
 
-SITES = ("site-1", "site-2", "site-3", "site-4")
 JOINT = (
-    PRIVATE[0],
-    "privacy={mechanism: joint, secure_aggregation: true, unit: document, units: {site-1: 8, site-2: 8, "
-    "site-3: 8, site-4: 8}, delta: 0.01, sigma: 1.0, expected_batch: 2, noise: seeded}",
+    *private_client.JOINT,
+    "privacy.units.site-4=8",
     "method={name: layer_skipping, top: 1}",
     "data.synthetic.sites=4",
     "federation.min_clients=1",
@@ -40,7 +37,7 @@ JOINT = (
 )
 LOCAL = (*JOINT, "privacy.mechanism=local", "privacy.secure_aggregation=false", "privacy.steps=1")
 PLAIN_STEP = ("training.optimizer=sgd", "training.learning_rate=1.0", "federation.rounds=1")
-QUIET = "privacy.sigma=0"
+QUIET, FEDAVG = "privacy.sigma=0", "method={name: fedavg}"
 THREE = ("data.synthetic.sites=3", "privacy.units={site-1: 8, site-2: 8, site-3: 8}")
 
 
@@ -52,7 +49,6 @@ def difference(one: Finished, other: Finished) -> torch.Tensor:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, exchange: str, *sites: str) -> None:
-    """Lets an exchange of these sites fail."""
     answer = getattr(SumClient, exchange)
 
     def fails(client: SumClient, *said: Any) -> Any:
@@ -79,30 +75,10 @@ def test_without_noise_a_round_is_a_step_with_the_mean_of_clipped_gradients(
     assert joint.summary["privacy"]["epsilon"] is None
 
 
-@pytest.mark.slow  # rows and their rounding by themselves are fast
-def test_rows_at_once_are_rounded_as_they_are_one_by_one(
-    run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    window = ("privacy.unit=window", "privacy.delta=0.001", "privacy.expected_batch=8")
-    units = "privacy.units={site-1: 100, site-2: 100, site-3: 100}"
-    overrides = (*JOINT, *window, THREE[0], units, "data.synthetic.notes=6", *PLAIN_STEP, QUIET)
-    at_once = run_tiny(*overrides, out="at once")
-    monkeypatch.setattr(clipping, "rows_together", lambda model, parameters: 1)
-    one_by_one = run_tiny(*overrides, out="one by one")
-    (event,) = at_once.of("round")
-    assert event["privacy"]["clipped"] == one_by_one.of("round")[0]["privacy"]["clipped"]
-    assert float(difference(at_once, one_by_one).abs().max()) <= event["secure_aggregation"]["error"] + 1e-6
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("sites", "lost", "colluders", "carriers"),
-    [
-        (4, (), None, 2),
-        (6, ("site-2",), 1, 3),
-        pytest.param(4, (), 0, 3, marks=pytest.mark.slow),
-        pytest.param(4, ("site-2",), 1, 2, marks=pytest.mark.slow),
-    ],
+    [(4, (), None, 2), (6, ("site-2",), 1, 3), (4, (), 0, 3), (4, ("site-2",), 1, 2)],
 )
 def test_the_sum_has_the_noise_that_is_claimed(
     run_tiny: RunTiny,
@@ -133,7 +109,6 @@ def test_what_was_spent_is_that_of_skellam_noise_over_the_rounds(run_tiny: RunTi
     run = run_tiny(*JOINT, "privacy.noise=secure")
     begun = run.of("run")[0]
     noise = prepare(read_source(None, [*TINY, *JOINT])).privacy.joint
-    assert noise is not None
     sensitivity = noise.rounding.sensitivity
     for number, event in enumerate(run.of("round"), start=1):
         by_hand = epsilon_of([SkellamMechanism(1.0, sensitivity, 0.25, number)], 0.01, noise.distance(number))
@@ -145,9 +120,6 @@ def test_what_was_spent_is_that_of_skellam_noise_over_the_rounds(run_tiny: RunTi
     sent = [line for line in lines if line["what"] == "update"]
     assert [line["protection"] for line in sent] == ["secure aggregation; joint differential privacy"] * 2
     assert sent[-1]["epsilon"] == by_hand
-    told = (run.folder / "privacy.md").read_text()
-    assert "Any 2 shares together have deviation 1 x" in told
-    assert "nothing proves to them that it added one" in told
 
 
 @pytest.mark.slow
@@ -156,7 +128,6 @@ def test_noise_for_an_epsilon_is_enough_for_all_turns_that_are_allowed() -> None
     privacy = prepare(read_source(None, asked)).privacy
     assert privacy.turns == 4
     spent = privacy.nominal_epsilon("site-1", privacy.turns)
-    assert spent is not None
     assert 1.9 < spent <= 2.0
 
 
@@ -264,42 +235,14 @@ def test_a_roster_too_small_for_its_colluders_gets_no_sum(
         (["privacy.steps=3"], "privacy", "out_of_range", ["steps", "1", "not 3"]),
         (["privacy.range=2"], "privacy", "no_effect", ["range", "'joint'"]),
         (["privacy.units=null"], "privacy", "missing", ["units"]),
-        (
-            ["privacy.mechanism=local", "privacy.steps=1", "privacy.colluders=1"],
-            "privacy",
-            "no_effect",
-            ["colluders"],
-        ),
+        (["privacy.mechanism=local", "privacy.colluders=1"], "privacy", "no_effect", ["colluders"]),
         (["training.epochs=3"], "training.epochs", "no_effect", ["privacy.mechanism 'joint'"]),
         (["method={name: fedprox}"], "privacy.mechanism", "not_private", ["fedprox", "method.mu"]),
         (["method={name: fedper}"], "privacy.mechanism", "not_private", ["fedper"]),
         (["method={name: fedtlu, update: full}"], "privacy.mechanism", "not_private", ["fedtlu"]),
         (["method={name: flora}"], "privacy.mechanism", "not_private", ["flora"]),
-        (
-            ["method={name: layer_skipping, top: auto}"],
-            "privacy.mechanism",
-            "not_private",
-            ["method.top", "norms"],
-        ),
-        (
-            ["method={name: fedavg, aggregation: median}"],
-            "privacy.secure_aggregation",
-            "not_supported",
-            ["median"],
-        ),
-    ],
-)
-def test_what_does_not_go_with_joint_noise_is_refused(
-    overrides: list[str], path: str, code: str, values: list[str]
-) -> None:
-    checked = check_settings(read_source(None, [*TINY, *JOINT, *overrides]))
-    found = [problem.message for problem in checked.problems if (problem.path, problem.code) == (path, code)]
-    assert any(all(value in message for value in values) for message in found), checked.problems
-
-
-@pytest.mark.parametrize(
-    ("overrides", "path", "code", "values"),
-    [
+        (["method.top=auto"], "privacy.mechanism", "not_private", ["method.top", "norms"]),
+        ([FEDAVG, "method.aggregation=median"], "privacy.secure_aggregation", "not_supported", ["median"]),
         (["privacy.colluders=2"], "privacy.colluders", "out_of_range", ["0 to 1"]),
         (
             ["data.synthetic.sites=2", "privacy.units={site-1: 8, site-2: 8}"],
@@ -310,7 +253,7 @@ def test_what_does_not_go_with_joint_noise_is_refused(
         (["privacy.sigma=1000000"], "privacy.mechanism", "out_of_range", ["1e+06", "4 sites"]),
     ],
 )
-def test_what_so_many_sites_cannot_bear_is_refused_before_anything_runs(
+def test_what_does_not_go_with_joint_noise_is_refused(
     overrides: list[str], path: str, code: str, values: list[str]
 ) -> None:
     with refused(ConfigurationError, code, at=path, values=values):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from private_client import PRIVATE
 from support import TINY, RunTiny, refused
 
-from fedstrata.client.turn import Done, Order
+from fedstrata.client.turn import Order
 from fedstrata.core import site_database
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.source import read_source
@@ -56,14 +56,12 @@ def sent(value: float) -> Update:
 
 
 def take_down(folder: Path, number: int, value: float | None = None, *, durable: bool = True) -> None:
-    """Takes an update of a round down."""
     update = sent(float(number) if value is None else value)
     with Ledger(folder, Turn("north", "0" * 16, number, "train", 1), durable=durable) as ledger:
         ledger.append("update", update, frame.encode(update), LOCAL, 0.5 * number)
 
 
 def whole(folder: Path) -> list[bytes]:
-    """Returns the lines of a new ledger."""
     for number in range(1, LINES + 1):
         take_down(folder, number)
     return (folder / LEDGER).read_bytes().splitlines(keepends=True)
@@ -95,16 +93,9 @@ def test_a_line_says_what_left(tmp_path: Path) -> None:
     (line,) = read_ledger(tmp_path / LEDGER)
     bytes_sent = frame.encode(sent(1.0)).tobytes()
     assert line["frame"] == frame.split(bytes_sent).sha256()
-    told = {name: line[name] for name in ("client", "run", "round", "handler", "call", "what", "bytes")}
-    assert told == {
-        "client": "north",
-        "run": "0" * 16,
-        "round": 1,
-        "handler": "train",
-        "call": 1,
-        "what": "update",
-        "bytes": len(bytes_sent),
-    }
+    turn = [line[name] for name in ("client", "run", "round", "handler", "call")]
+    assert turn == ["north", "0" * 16, 1, "train", 1]
+    assert (line["what"], line["bytes"]) == ("update", len(bytes_sent))
     assert line["tensors"] == {"w": ["F32", [2], 8]}
     assert line["values"] == {"loss": 1.0, "weight": 3.0}
     assert (line["protection"], line["epsilon"]) == (LOCAL, 0.5)
@@ -329,9 +320,6 @@ class Pipe:
     def send(self, message: Message) -> None:
         self._send(frame.encode(message).sha256())
 
-    def receive(self) -> Message:
-        raise AssertionError("nothing is said")
-
 
 @pytest.mark.parametrize("when", ["before it", "half way", "after it"])
 @pytest.mark.parametrize("number", [1, 3])
@@ -374,7 +362,6 @@ def test_a_private_turn_that_is_killed_has_spent_and_told_what_it_sent(
 
     def work(send: Callable[[str], None]) -> None:
         done = engine.compute(Order("site-1", 1, "train", 1, plan))
-        assert isinstance(done, Done)
         send(done.update.sha256())
 
     heard = sent_until_killed(work, number, when)
@@ -401,16 +388,6 @@ def test_what_nobody_signs_is_not_hashed_and_a_site_cannot_leave_its_hashes_out(
     line = {**json.loads(simulated[1]), "frame": 64 * "a"}
     forged = canonical({**line, "hash": hash_of_line(line)}) + b"\n"
     assert check([simulated[0], forged]) == 2, "one ledger has hashes or has none"
-
-
-@pytest.mark.slow
-def test_a_resumed_run_goes_on_with_the_chain(run_tiny: RunTiny, run_once: RunTiny) -> None:
-    run_tiny(METHOD, "threads=1", "federation.rounds=1", out="part")
-    resumed = run_tiny("federation.rounds=2", out="part", resume=True)
-    whole = run_once(METHOD, "threads=1")
-    heads = [[verify(path) for path in ledgers_in(run.folder)] for run in (whole, resumed)]
-    assert heads[0] == heads[1]
-    assert [count for count, _ in heads[0]] == [2, 2, 2]
 
 
 @pytest.mark.parametrize(("privacy", "protection"), [((), UNPROTECTED), (PRIVATE, SEEDED)])

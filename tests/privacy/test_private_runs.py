@@ -18,7 +18,7 @@ from fedstrata.adapters.rank import cut, pad, tails
 from fedstrata.client.releases import Release, ReleaseRecord
 from fedstrata.client.store import ClientStore, client_folder
 from fedstrata.client.turn import Done, Order
-from fedstrata.core.errors import BudgetSpentError, ConfigurationError
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.site_database import SITE_DATABASE
@@ -29,7 +29,6 @@ from fedstrata.engine.prepare import prepare
 from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import METHODS
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
-from fedstrata.record.log import read_events
 from fedstrata.train.local import fit
 from fedstrata.wire import frame
 
@@ -115,14 +114,6 @@ def test_a_unit_more_or_less_changes_nothing_but_the_gradient() -> None:
     assert whole.gradients(1.0).steps == other.gradients(1.0).steps == 3
 
 
-def test_the_noise_is_enough_for_what_is_asked() -> None:
-    own = private_client("privacy.sigma=null", "privacy.epsilon=3", "privacy.expected_batch=8")
-    privacy = own.experiment.privacy
-    assert privacy.turns == 4  # two rounds, and two spare ones
-    spent = epsilon_of([Mechanism(privacy.sigma, 1.0, 3 * 4)], 0.01)
-    assert 2.9 < spent <= 3.0
-
-
 @pytest.mark.parametrize("sample", [pytest.param(1.0, marks=pytest.mark.slow), 0.34])
 def test_the_turns_are_those_of_the_client_that_is_drawn_most(sample: float, run_tiny: RunTiny) -> None:
     run = run_tiny(*PRIVATE, f"federation.sample={sample}", "federation.rounds=4", "privacy.spare_turns=0")
@@ -169,59 +160,18 @@ def engine_of(folder: Path, *overrides: str) -> tuple[LocalEngine, Order]:
     return engine, Order("site-1", 1, "train", 1, plan)
 
 
-def test_secure_noise_is_another_every_time(tmp_path: Path) -> None:
-    sent = []
-    for name in ("one", "other"):
-        engine, order = engine_of(tmp_path / name)
-        done = engine.compute(order)
-        assert isinstance(done, Done)
-        sent.append(frame.decode(done.update, Update).tensors)
-    assert sent[0].keys() == sent[1].keys()
-    assert not any(torch.equal(tensor, sent[1][name]) for name, tensor in sent[0].items())
-
-
 def test_a_repeated_order_is_answered_with_what_was_sent(tmp_path: Path) -> None:
     engine, order = engine_of(tmp_path, "method={name: fedper}")
     first = engine.compute(order)
-    assert isinstance(first, Done)
     sent, kept = (
         first.update.tobytes(),
         frame.encode(ClientStore(tmp_path / "clients/site-1", 1).read()).tobytes(),
     )
     ClientStore(tmp_path / "clients/site-1", 0).discard_after(0)  # as a run that goes on does
     again = engine.compute(order)
-    assert isinstance(again, Done)
     assert again.update.tobytes() == sent
     assert frame.encode(ClientStore(tmp_path / "clients/site-1", 1).read()).tobytes() == kept
     assert engine.turns_begun("site-1") == 1
-
-
-def test_another_plan_of_the_same_turn_is_another_release(tmp_path: Path) -> None:
-    """A server cannot have an old answer for a new question, nor a second one for nothing."""
-    engine, order = engine_of(tmp_path)
-    engine.compute(order)
-    plan = frame.decode(order.plan, Plan)
-    changed = Plan({name: tensor + 1e-3 for name, tensor in plan.tensors.items()})
-    engine.compute(Order("site-1", 1, "train", 1, frame.encode(changed)))
-    assert engine.turns_begun("site-1") == 2
-
-
-def test_a_killed_turn_has_spent_what_a_whole_one_spends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, order = engine_of(tmp_path, "privacy.spare_turns=0")
-
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr("fedstrata.privacy.clipping.poisson", killed)
-        engine.compute(order)
-    assert engine.turns_begun("site-1") == 1
-    assert isinstance(engine.compute(order), Done)
-    assert engine.turns_begun("site-1") == 2
-    with refused(BudgetSpentError, "budget_spent", values=["2 turns", "for 2"]):
-        engine.compute(Order("site-1", 2, "train", 1, order.plan))
 
 
 def test_a_damaged_answer_is_computed_anew(tmp_path: Path) -> None:
@@ -251,19 +201,9 @@ def test_nothing_is_kept_of_a_turn_that_spent_nothing(tmp_path: Path) -> None:
         ("privacy.delta=0.2", "privacy", "out_of_range", ["delta", "1/8", "8 units", "not 0.2"]),
         ("privacy.epsilon=1", "privacy", "conflict", ["epsilon", "sigma"]),
         ("privacy.sigma=null", "privacy", "missing", ["epsilon", "sigma"]),
-        (
-            "privacy.units={site-1: 2, site-2: 8, site-3: 8}",
-            "privacy.units",
-            "out_of_range",
-            ["'site-1'", "2 documents", "has 4"],
-        ),
+        ("privacy.units.site-1=2", "privacy.units", "out_of_range", ["'site-1'", "2 documents", "has 4"]),
         ("privacy.units={site-1: 8, site-2: 8}", "privacy.units", "missing", ["site-1, site-2", "'site-3'"]),
-        (
-            "privacy.units={site-1: 8, site-2: 8, site-3: 8, site-4: 8}",
-            "privacy.units",
-            "unknown_name",
-            ["'site-4'"],
-        ),
+        ("privacy.units.site-4=8", "privacy.units", "unknown_name", ["'site-4'"]),
         ("privacy.expected_batch=9", "privacy", "out_of_range", ["'site-1'", "expected_batch (9), not 8"]),
         ("privacy.steps=null", "privacy", "missing", ["'local'", "steps"]),
         ("training.epochs=2", "training.epochs", "no_effect", [": 2 ", "privacy.steps"]),
@@ -366,21 +306,6 @@ def test_delta_is_below_one_over_all_who_are_protected(overrides: tuple[str, ...
         prepare(read_source(None, [*TINY, *PRIVATE, *overrides]))
 
 
-def test_a_round_that_is_stopped_once_its_model_is_out_counts(
-    run_tiny: RunTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def stopped(*args: Any, **named: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("fedstrata.engine.run.Run._score", stopped)
-    with pytest.raises(KeyboardInterrupt):
-        run_tiny(*CENTRAL, "privacy={mechanism: central, sigma: 1.0, delta: 0.1, clip: 0.1}")
-    (record,) = tmp_path.rglob("record.jsonl")
-    turns, told = [event for event in read_events(record) if event["event"] == "privacy"]
-    assert {own["turns"] for event in (turns, told) for own in event["clients"].values()} == {1}
-    assert all(own["epsilon"] > 0 for own in told["clients"].values())
-
-
 def test_the_patients_of_a_client_are_its_units(tmp_path: Path) -> None:
     own = private_client(
         "data.synthetic.notes_per_patient=3", "data.synthetic.notes=30", "privacy.unit=patient"
@@ -403,7 +328,6 @@ def test_without_noise_and_clip_the_central_mean_is_the_plain_one(run_tiny: RunT
     start = experiment.method.start(experiment.model).tensors
     for client in engine.clients():
         done = engine.compute(Order(client, 1, "train", 1, frame.encode(Plan(start))))
-        assert isinstance(done, Done)
         update = frame.decode(done.update, Update)
         updates[client] = {name: tensor.clone() for name, tensor in update.tensors.items()}
     for name, tensor in one.state.tensors.items():
@@ -517,28 +441,6 @@ def test_every_task_has_units(task: str) -> None:
     fit(own.client, own.names, Seed(0))
 
 
-@pytest.mark.slow  # of other texts that are written the same is fast
-def test_dialogues_are_summed_up_privately(run_tiny: RunTiny, tmp_path: Path) -> None:
-    for site in ("north", "south"):
-        folder = tmp_path / site
-        folder.mkdir()
-        rows = "".join(
-            f'{n},GENHX,"The patient has pain {n}.","Doctor: Pain? Patient: Yes {n}."\n' for n in range(4)
-        )
-        for name in ("TrainingSet", "ValidationSet", "TestSet-1"):
-            text = f"ID,section_header,section_text,dialogue\n{rows}"
-            (folder / f"MTS-Dialog-{name}.csv").write_text(text, encoding="utf-8")
-    run = run_tiny(
-        f"data={{format: mts_dialog, path: {tmp_path}}}",
-        "task={name: summarize, max_length: 96, answer_length: 8, template: 'Sum up: {text}'}",
-        "privacy={mechanism: local, unit: document, units: {north: 8, south: 8}, delta: 0.01, sigma: 1.0, "
-        "expected_batch: 2, steps: 2}",
-        "method={name: fedlora}",
-        "federation.rounds=1",
-    )
-    assert run.summary["privacy"]["epsilon"] > 0
-
-
 @pytest.mark.slow
 def test_quantized_weights_stay_under_private_adapters() -> None:
     pytest.importorskip("bitsandbytes")
@@ -551,10 +453,6 @@ def test_quantized_weights_stay_under_private_adapters() -> None:
 
 def test_a_private_run_says_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.privacy.accounting.find_spec", lambda name: None)
-    with refused(
-        ConfigurationError,
-        "not_installed",
-        at="privacy.mechanism",
-        values=["opacus", "pip install 'fedstrata[privacy]'"],
-    ):
+    values = ["opacus, dp-accounting", "'fedstrata[privacy]'"]
+    with refused(ConfigurationError, "not_installed", at="privacy.mechanism", values=values):
         private_client()

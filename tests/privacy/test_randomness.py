@@ -5,7 +5,6 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Callable
 from threading import Thread
 
 import numpy as np
@@ -13,24 +12,15 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
+from privacy.conftest import ALARM, LIMIT, SOURCES
 from scipy import special, stats
 
 from fedstrata.core.seeding import Seed
 from fedstrata.privacy.randomness import Randomness, SecureRandomness, SeededRandomness, quantiles
 
-ALARM = 1e-8
-"""How often a sound source is called bad, by each check: all together below 1e-6, since
-nobody can repeat what the secure one drew."""
-
-LIMIT = float(stats.norm.isf(ALARM / 2))
-
 COORDINATES = 4_000_000
 """At 1e6, half a percent would be missed 9 times in 100 with so few false alarms; here never."""
 
-SOURCES: dict[str, Callable[[], Randomness]] = {
-    "seeded": lambda: SeededRandomness(Seed(0).child("noise")),
-    "secure": SecureRandomness,
-}
 
 IN_A_CHILD = """
 import os, sys
@@ -56,12 +46,6 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(own, 0)[1]))
 """
 
 
-@pytest.fixture(params=SOURCES)
-def source(request: pytest.FixtureRequest) -> Randomness:
-    """One of each kind."""
-    return SOURCES[request.param]()
-
-
 def drawn(source: Randomness, size: int) -> NDArray[np.float64]:
     """Draws normals as a model does: tensors of odd sizes, one after the other."""
     sizes = [1, 37, 100_003]
@@ -77,15 +61,6 @@ def wrong_deviation(sample: NDArray[np.float64]) -> bool:
 
 def correlated(one: NDArray[np.float64], other: NDArray[np.float64]) -> bool:
     return abs(float(one @ other)) / len(one) ** 0.5 > LIMIT
-
-
-@pytest.mark.parametrize("scale", [0.995, 1.005])
-def test_the_check_finds_half_a_percent(scale: float) -> None:
-    """Power: how often the sum of squares of noise with a wrong deviation is outside the limits."""
-    for size, missed in ((1_000_000, 0.1), (COORDINATES, 1e-12)):
-        within = [stats.chi2.ppf(ALARM / 2, size), stats.chi2.isf(ALARM / 2, size)]
-        below, above = stats.chi2.cdf(np.array(within) / scale**2, size)
-        assert above - below < missed
 
 
 def test_noise_is_standard_normal(source: Randomness) -> None:

@@ -109,7 +109,6 @@ class SomethingElse(Answering):
 def turn(
     folder: Path, method: type[FedAvg], privacy: tuple[str, ...] = SECURE, **settings: Any
 ) -> Done | Failed:
-    """Computes the first turn of a client of a method."""
     named = {"name": METHODS.name_of(method), **settings}
     experiment = prepare(read_source(None, [*TINY, *privacy, f"method={named}"]))
     engine = LocalEngine(experiment, folder, lambda *_: None)
@@ -139,7 +138,6 @@ def test_something_else_beside_what_was_released_is_refused(what: str, tmp_path:
 
 def test_what_was_released_may_leave(tmp_path: Path) -> None:
     done = turn(tmp_path, Answering)
-    assert isinstance(done, Done)
     assert frame.decode(done.update, Update).tensors
 
 
@@ -210,7 +208,6 @@ def test_a_later_turn_of_the_round_may_send_what_was_left_out_and_no_other_round
     upload = frame.encode(Plan({}, {"names": [*block]}))
     assert isinstance(engine.compute(Order("site-1", 1, "train", 1, train)), Done)
     done = engine.compute(Order("site-1", 1, "upload", 1, upload))
-    assert isinstance(done, Done)
     assert set(frame.decode(done.update, Update).tensors) == set(block)
     with pytest.raises(NothingReleasedError):
         engine.compute(Order("site-1", 2, "upload", 1, upload))

@@ -1,32 +1,18 @@
 """Units are in a step with the probability that the accountant was told, each on its own."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from privacy.conftest import ALARM, LIMIT
 from scipy import stats
 
 from fedstrata.core.seeding import Seed
-from fedstrata.privacy.randomness import Randomness, SecureRandomness, SeededRandomness
+from fedstrata.privacy.randomness import Randomness, SeededRandomness
 from fedstrata.privacy.sampling import drawn_windows, poisson
 
-ALARM = 1e-8
-"""How often a sound sampler is called bad, by each check."""
-
-SOURCES: dict[str, Callable[[], Randomness]] = {
-    "seeded": lambda: SeededRandomness(Seed(0).child("units")),
-    "secure": SecureRandomness,
-}
 UNITS, RATE, STEPS = 40, 0.1, 5000
-
-
-@pytest.fixture(params=SOURCES)
-def source(request: pytest.FixtureRequest) -> Randomness:
-    """One of each kind."""
-    return SOURCES[request.param]()
 
 
 def included(source: Randomness, rate: float = RATE) -> NDArray[np.float64]:
@@ -38,7 +24,7 @@ def included(source: Randomness, rate: float = RATE) -> NDArray[np.float64]:
 
 
 def far(found: float, expected: float, variance: float) -> bool:
-    return abs(found - expected) > float(stats.norm.isf(ALARM / 2)) * variance**0.5
+    return abs(found - expected) > LIMIT * variance**0.5
 
 
 def test_every_unit_is_as_often_in_a_step_as_its_rate_says(source: Randomness) -> None:

@@ -46,7 +46,6 @@ def logarithms(variance: float, moved: int, reach: int) -> NDArray[np.float64]:
 
 
 def renyi(upper: NDArray[np.float64], lower: NDArray[np.float64], order: int) -> float:
-    """A Renyi divergence, exactly."""
     return float(logsumexp(order * upper - (order - 1) * lower)) / (order - 1)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from itertools import product
 
 import mpmath
@@ -12,23 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from privacy.conftest import ALARM, LIMIT, SOURCES
 from scipy import special, stats
 
 from fedstrata.core.seeding import Seed
 from fedstrata.privacy.randomness import Randomness, SecureRandomness, SeededRandomness
 from fedstrata.privacy.skellam_noise import LEAST_VARIANCE, SkellamNoise, distance_of
 
-ALARM = 1e-8
-"""How often a sound source is called bad, by each check."""
-
-LIMIT = float(stats.norm.isf(ALARM / 2))
 NUMBERS = 4_000_000
 VARIANCES = [LEAST_VARIANCE, 3.7e9, 5.3e13]
 
-SOURCES: dict[str, Callable[[], Randomness]] = {
-    "seeded": lambda: SeededRandomness(Seed(0).child("noise")),
-    "secure": SecureRandomness,
-}
 QUICK = (("seeded", VARIANCES[2]), ("secure", VARIANCES[0]))
 """Each source and both ends of the variances."""
 SLOW = [own for own in product(SOURCES, VARIANCES) if own not in QUICK]
@@ -134,9 +126,8 @@ def test_noise_has_the_distribution(source: str, variance: float) -> None:
     assert stats.chisquare(low_bits).pvalue > ALARM
 
 
-@pytest.mark.parametrize("kind", SOURCES)
-def test_noise_depends_on_no_other_noise(kind: str) -> None:
-    noise, source = SkellamNoise(1e10), SOURCES[kind]()
+def test_noise_depends_on_no_other_noise(source: Randomness) -> None:
+    noise = SkellamNoise(1e10)
     one, later = (noise.draw(300_000, source) / 1e5 for _ in range(2))
     for first, second in ((one, later), (one[1:], one[:-1]), (one[8192:], one[:-8192])):
         assert abs(float(first @ second)) < LIMIT * math.sqrt(len(first))

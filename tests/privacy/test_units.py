@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -90,14 +89,6 @@ def test_a_turn_is_taken_down_before_anything_is_drawn(own: PrivateClient) -> No
     assert order.count("begun") == 1
 
 
-def test_the_sum_is_divided_by_a_constant(own: PrivateClient) -> None:
-    """Two units at once leave the sum of what each leaves: how many were drawn divides nothing."""
-    together = own.sum_over(own.units[:2], 0.5)
-    apart = [own.sum_over([unit], 0.5) for unit in own.units[:2]]
-    difference = [whole - one - other for whole, one, other in zip(together, *apart, strict=True)]
-    assert norm_of(difference) <= 1e-6 * norm_of(together)
-
-
 @pytest.mark.parametrize(("clip", "sigma"), [(0.25, 3.0), (4.0, 3.0)])
 def test_noise_is_added_to_the_sum_of_units_too(own: PrivateClient, clip: float, sigma: float) -> None:
     parameters = own.parameters()
@@ -170,19 +161,13 @@ def test_rows_are_given_only_where_the_hooks_are_right(way: str) -> None:
         for index, row in enumerate(given.split(1)):
             expected = torch.autograd.grad(model(row).square().sum(), parameters)
             for own, other in zip(found, expected, strict=True):
-                assert own is not None
                 torch.testing.assert_close(own[index], other)
 
 
 def test_an_error_within_a_layer_leaves_the_model_as_it_was() -> None:
     model = Layers("once")
-
-    def failing() -> Iterator[None]:
-        with row_hooks(model, list(model.parameters())), pytest.raises(RuntimeError):
-            model(torch.zeros(3, 5, 7))
-        yield
-
-    next(failing())
+    with row_hooks(model, list(model.parameters())), pytest.raises(RuntimeError):
+        model(torch.zeros(3, 5, 7))
     assert all(parameter.requires_grad for parameter in model.parameters())
     model(torch.zeros(3, 5, 4)).sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())

@@ -62,7 +62,6 @@ class Watched(Sessions):
 
 
 def continued(module: Any, budgets: int = 8, end: int = 3, **drawing: Any) -> list[list[int]]:
-    """Continues three prompts of unequal length."""
     rows = torch.zeros(len(PROMPTS), max(PROMPTS), dtype=torch.long)
     for row, length in enumerate(PROMPTS):
         rows[row, :length] = torch.from_numpy(Seed(row).numpy().integers(4, 40, size=length))
@@ -210,7 +209,6 @@ def test_a_session_goes_on_as_if_it_had_been_one_call(tiny_model: Tiny) -> None:
     pieces = [server.open("pieces", states[:, :5], rows.longer(5))]
     pieces += [server.extend("pieces", states[:, past : past + 2], past) for past in (5, 7)]
     own = rows.mask(torch.device("cpu"))
-    assert own is not None
     torch.testing.assert_close(torch.cat(pieces, dim=1)[own.bool()], whole[own.bool()], rtol=1e-5, atol=1e-5)
 
 
@@ -251,8 +249,6 @@ def test_rows_beyond_the_positions_of_the_model_are_refused(tiny_model: Tiny) ->
 def test_what_no_session_can_be_is_refused(tiny_model: Tiny) -> None:
     both = divided(causal(tiny_model, "llama"), Cut(1, 1))
     states, rows = torch.zeros(2, 6, 32), Rows(6, (0, 2), "left")
-    with refused(SessionTooLargeError, "session_too_large", values=[1000]):
-        Sessions(both.middle, 1000).open("one", states, rows)
     server = Sessions(both.middle, ALL)
     with refused(FrameError, "wrong_padding"):
         server.open("one", states, Rows(6, (0, 2), "right"))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from divided import Tiny, deeper
+from divided import EVERY_VARIANT, Tiny, deeper
 from safetensors.torch import load_file, save_file
 from support import refused
-from tiny_models import LABELS, VARIANTS
+from tiny_models import LABELS
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -34,23 +34,11 @@ from fedstrata.split.rows import Rows
 SHARED = {"deberta": "rel_embeddings", "deberta-v2": "rel_embeddings", "mpnet": "relative_attention_bias"}
 
 
-UNLIKE = {"llama", "gemma3", "gpt2", "bert", "deberta-v2", "bloom", "mixtral", "mpnet", "modernbert", "phi"}
-KINDS = {family: kind for family, kind in reversed(VARIANTS) if family in UNLIKE}
-"""The first kind of families whose blocks are handed the most unlike things."""
-
-
 def names(model: Model) -> set[str]:
     return {name for name, _ in model.module.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(own, id="-".join(own), marks=() if own in KINDS.items() else pytest.mark.slow)
-        for own in VARIANTS
-    ],
-    indirect=True,
-)
+@EVERY_VARIANT
 def test_every_block_is_on_one_side(tiny_model: Tiny, variant: tuple[str, str]) -> None:
     """And the server has no embedding, no final norm and no head."""
     family, kind = variant
@@ -211,16 +199,8 @@ def test_adapters_begin_alike_on_every_side(tiny_model: Tiny, family: str, kind:
 
 MEASURE = """
 import ctypes, json, os, sys
-from functools import partial
 from pathlib import Path
-from fedstrata.adapters.attach import attach
-from fedstrata.core.settings.adapter import BottleneckSettings, LoraSettings
-from fedstrata.core.settings.model import ModelSettings
-from fedstrata.core.seeding import Seed
-from fedstrata.models.load import load
-from fedstrata.core.cut import Cut
-from fedstrata.split import divide
-# as the two commands begin: imported before the processes part
+# imported before the processes part
 from fedstrata.core.settings.source import read_source
 from fedstrata.engine.remote.agreeing import Agreements
 from fedstrata.engine.remote.joining import RemoteClient
@@ -230,11 +210,7 @@ def peak():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
 
-def read(folder, ends, take):
-    without = partial(getattr(divide, take), cut=Cut(ends, ends))
-    return load(ModelSettings(name=folder), kind="causal-lm", seed=Seed(0), without=without)
-
-def serve(folder, ends, take):
+def serve(folder, ends):
     # as `fedstrata serve` begins
     method = f"method={{name: fl_llama, front: {ends}, back: {ends}}}"
     given = [method, f"model.name={folder}", "task={name: lm, max_length: 16}", "adapter.kind=lora"]
@@ -243,7 +219,7 @@ def serve(folder, ends, take):
     assert experiment.method.start(experiment.model).tensors
     return experiment.model
 
-def join(folder, ends, take):
+def join(folder, ends):
     # as `fedstrata join` begins
     texts = Path(folder, "texts", "north")
     texts.mkdir(parents=True)
@@ -256,25 +232,22 @@ def join(folder, ends, take):
     assert client.greeting["examples"] > 0
     return experiment.model
 
-def measure(take, ends):
-    begin = {"serve": serve, "join": join}.get(take, read)
-    begin(small, 1, take)  # what the libraries load is not counted
+def measure(begin, ends):
+    begin(small, 1)  # what the libraries load is not counted
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak()
-    model = begin(large, ends, take)
+    model = begin(large, ends)
     held = sum(each.nbytes for each in model.module.parameters())
-    print(json.dumps([take, peak() - before, held]), flush=True)
+    print(json.dumps([begin.__name__, peak() - before, held]), flush=True)
 
-small, large, asked = sys.argv[1:]
-for take, ends in json.loads(asked).items():  # each in a process of its own that has imported everything
+small, large = sys.argv[1:]
+for begin, ends in ((join, 1), (serve, 6)):  # two blocks are left to each
     if (process := os.fork()) == 0:
-        measure(take, ends)
+        measure(begin, ends)
         os._exit(0)
-    assert os.waitpid(process, 0)[1] == 0, take
+    assert os.waitpid(process, 0)[1] == 0, begin
 """
-ENDS = {"leave_ends": 1, "join": 1, "leave_middle": 6, "serve": 6}
-"""Two blocks are left to each."""
 
 
 @pytest.fixture(scope="module")
@@ -297,23 +270,21 @@ def large(tmp_path_factory: pytest.TempPathFactory, tokenizer_folder: Path) -> t
 @pytest.fixture(scope="module")
 def measured(large: tuple[Path, Path]) -> dict[str, tuple[int, int]]:
     """By how many bytes each process grew, and how many the tensors have that it then holds."""
-    command = [sys.executable, "-c", MEASURE, *map(str, large), json.dumps(ENDS)]
+    command = [sys.executable, "-c", MEASURE, *map(str, large)]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
     rows = [json.loads(line) for line in found.stdout.splitlines() if line.startswith('["')]
-    return {take: (grown, held) for take, grown, held in rows}
+    return {begin: (grown, held) for begin, grown, held in rows}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is measured by Linux's /proc")
-@pytest.mark.parametrize("take", ENDS)
+@pytest.mark.parametrize("begin", ["join", "serve"])
 def test_a_process_never_holds_the_other_sides_tensors(
-    measured: dict[str, tuple[int, int]], take: str
+    measured: dict[str, tuple[int, int]], begin: str
 ) -> None:
     """The greatest memory a process ever has while it loads two blocks; twelve are on the other side."""
-    grown, held = measured[take]
+    grown, held = measured[begin]
     block = 4 * (4 * 512**2 + 3 * 512 * 2048)
-    assert held == pytest.approx(
-        2 * block, rel=0.05 if take in ("serve", "join") else 0.02
-    )  # and a small adapter
+    assert held == pytest.approx(2 * block, rel=0.05)  # and a small adapter
     assert grown < 4 * block

@@ -13,7 +13,7 @@ from support import refused
 from torch import Tensor
 
 from fedstrata.core.cut import Cut
-from fedstrata.core.errors import FrameError, StepLostError, TrainingError
+from fedstrata.core.errors import FrameError, TrainingError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.core.types import Message
@@ -73,7 +73,6 @@ def said(answers: Iterable[tuple[str, Message]]) -> dict[str, Message]:
 
 
 def step(service: Any, client: str, seed: int) -> None:
-    """Lets a client take a whole step of one batch."""
     for message in (states(seed), gradient(seed + 50)):
         assert client in said(service.hear(client, message))
 
@@ -282,15 +281,3 @@ def test_ends_are_averaged_when_the_method_averages_them(replica: ReplicaOf) -> 
     for client, value in (("b", 1.0), ("c", 2.0)):
         answers = said(service.hear(client, Message({"head": torch.tensor([value])}, {"kind": ENDS})))
     assert float(answers["b"].tensors["head"]) == 1.5
-
-
-def test_a_gradient_of_a_batch_that_is_no_longer_held_is_not_passed_over(replica: ReplicaOf) -> None:
-    server, rows = replica(), Rows(9, (4, 0))
-    server.forward("one", drawn(0), rows, batch=0, wants_gradient=True)
-    server.discard()
-    with refused(StepLostError, "step_lost", values=["'one'"]):
-        server.middle.backward("one", drawn(2))
-    server.names, server._parameters = (), ()
-    server.middle.model.train_only(())
-    server.forward("frozen", drawn(1), rows, batch=0, wants_gradient=False)
-    assert server.middle.backward("frozen", drawn(2)) is None, "nothing learns, and nobody wants a gradient"

@@ -23,7 +23,7 @@ from fedstrata.core.errors import ConfigurationError, DataError, LineError, Refu
 from fedstrata.core.files import is_somebodys_turn
 from fedstrata.core.settings.kit import FederationSettings
 from fedstrata.transport.agreement import Agreement
-from fedstrata.transport.authority import Authority, validities_of
+from fedstrata.transport.authority import Authority, Issued, validities_of
 from fedstrata.transport.credentials import Certificates, Tokens, read_token, read_tokens
 from fedstrata.transport.enrolment import Federation
 from fedstrata.transport.grpc.hub import GrpcHub
@@ -39,13 +39,11 @@ COMMON = FederationSettings(name="hospitals", server="127.0.0.1:7447", days=30)
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Federation:
-    """A federation of two sites."""
     return Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, SITES, archive=False)
 
 
 @pytest.fixture
 def closing() -> Iterator[ExitStack]:
-    """What is to be ended with the test."""
     with ExitStack() as stack:
         yield stack
 
@@ -55,7 +53,6 @@ def certificates_of(folder: Path) -> Certificates:
 
 
 def served(federation: Federation, closing: ExitStack) -> tuple[GrpcHub, str]:
-    """Starts a server with its kit."""
     kit = federation.folder / "server"
     agreed: Any = lambda client, greeting: AGREED  # noqa: E731
     hub = GrpcHub(
@@ -79,6 +76,19 @@ def lost(hub: GrpcHub) -> tuple[str, str] | None:
     """Who is lost next, and by which error."""
     arrival = hub.receive(30)
     return (arrival.client, arrival.lost.code) if arrival and arrival.lost else None
+
+
+def unreachable(address: str, kit: Path) -> None:
+    """The server does not trust the kit, or the kit the server."""
+    brief = replace(TIMING, reconnect=0.5)
+    with refused(LineError, "unreachable", values=["0.5 s"]), member(address, kit, "north", brief):
+        pass
+
+
+def certify(kit: Path, issued: Issued) -> None:
+    """Gives a kit another certificate."""
+    (kit / "certificate.pem").write_bytes(issued.certificate)
+    (kit / "key.pem").write_bytes(issued.key)
 
 
 def authority_of(federation: Federation) -> Authority:
@@ -223,30 +233,21 @@ def test_a_renewed_kit_takes_the_place_of_the_one_before(federation: Federation,
 def test_a_site_cannot_take_the_place_of_the_server(federation: Federation, closing: ExitStack) -> None:
     """Its certificate is none of a server, even for the same address; nor may the server's be a client's."""
     kit, server = federation.folder / "sites" / "north", federation.folder / "server"
-    authority = authority_of(federation)
-    forged = authority.site("127.0.0.1", 30)
-    (server / "certificate.pem").write_bytes(forged.certificate)
-    (server / "key.pem").write_bytes(forged.key)
+    certify(server, authority_of(federation).site("127.0.0.1", 30))
     _, address = served(federation, closing)
-    brief = replace(TIMING, reconnect=0.5)
-    with refused(LineError, "unreachable", values=["0.5 s"]), member(address, kit, "north", brief):
-        pass
+    unreachable(address, kit)
     federation.renew("server", archive=False)
     _, address = served(federation, closing)
     for name in ("certificate.pem", "key.pem"):
         (kit / name).write_bytes((server / name).read_bytes())
-    with refused(LineError, "unreachable", values=["0.5 s"]), member(address, kit, "north", brief):
-        pass
+    unreachable(address, kit)
 
 
 @pytest.mark.claim("federation#expired")
 def test_a_certificate_that_no_longer_holds_is_told_before_anybody_is_called(federation: Federation) -> None:
     kit = federation.folder / "sites" / "north"
     assert 29.9 < certificates_of(kit).days_left <= 30
-    authority = authority_of(federation)
-    ended = authority.site("north", 0)
-    (kit / "certificate.pem").write_bytes(ended.certificate)
-    (kit / "key.pem").write_bytes(ended.key)
+    certify(kit, authority_of(federation).site("north", 0))
     with refused(ConfigurationError, "expired", at="--certificate", values=[kit / "certificate.pem", " 20"]):
         certificates_of(kit)
 
@@ -285,14 +286,6 @@ def test_an_authority_that_does_not_hold_is_told_as_well(
     (kit / "authority.pem").write_bytes(Authority.create("hospitals").issued.certificate)
     with refused(ConfigurationError, "not_yet_valid", at="--authority", values=[kit / "authority.pem"]):
         certificates_of(kit)
-
-
-def test_of_several_kits_all_can_be_renewed_or_none_is(tmp_path: Path) -> None:
-    federation = Federation.create(tmp_path / "hospitals", COMMON, COMMON.server, SITES, archive=False)
-    (federation.folder / "sites" / "north").rename(tmp_path / "sent")
-    federation.require_member("north", archive=True)
-    with refused(ConfigurationError, "exists", at="--zip", values=["south"]):
-        federation.require_member("south", archive=True)
 
 
 def test_what_is_no_certificate_is_named(federation: Federation) -> None:
@@ -469,15 +462,9 @@ def test_a_kit_that_says_nonsense_of_itself_is_refused(tmp_path: Path, text: str
 @pytest.mark.claim("federation#server-name")
 def test_a_server_of_another_name_is_refused(federation: Federation, closing: ExitStack) -> None:
     """Its certificate is of the same authority, as that of a machine that the server has left."""
-    kit, server = federation.folder / "sites" / "north", federation.folder / "server"
-    authority = authority_of(federation)
-    other = authority.server("10.0.0.1", 30)
-    for name, content in (("certificate", other.certificate), ("key", other.key)):
-        (server / f"{name}.pem").write_bytes(content)
+    certify(federation.folder / "server", authority_of(federation).server("10.0.0.1", 30))
     _, address = served(federation, closing)
-    brief = replace(TIMING, reconnect=0.5)
-    with refused(LineError, "unreachable", values=["0.5 s"]), member(address, kit, "north", brief):
-        pass
+    unreachable(address, federation.folder / "sites" / "north")
 
 
 @pytest.mark.claim("federation#p-256")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from divided import texts_of
-from remote_run import PATIENT, ClientProcess, Clients
+from remote_run import PATIENT
 from support import TINY, RunTiny, refused
 from torch import Tensor
 
@@ -31,7 +30,6 @@ from fedstrata.models.state import Model
 from fedstrata.split.inference import RemoteMiddle
 from fedstrata.split.kvcache import Sessions
 from fedstrata.split.rows import Rows
-from fedstrata.tasks.instruction.prompts import PromptTokenizer
 from fedstrata.transport.grpc.hub import GrpcHub
 from fedstrata.transport.grpc.membership import GrpcMembership
 from fedstrata.transport.members import Arrival
@@ -47,10 +45,7 @@ MODELS = {
     "gpt2": f"model.config={{model_type: gpt2, {SHAPE}}}",
 }
 METHOD = "method={name: fl_llama, cuts: {site-2: {front: 0, back: 1}}}"
-PROMPTS = {
-    "site-1": ["The patient has chest pain", "No fever", "He was given aspirin, and a day later he"],
-    "site-2": ["Allergies", "Her mother had breast cancer at the age of sixty, and", "CT of the head"],
-}
+PROMPTS = ["The patient has chest pain", "No fever", "He was given aspirin, and a day later he"]
 TOKENS = 16
 ENOUGH = 2**24
 
@@ -69,16 +64,10 @@ def run_of(run_once: RunTiny) -> RunOf:
 
 
 class Watched:
-    """A server in this process.
-
-    Attributes:
-        calls: What was asked of its sessions, in order.
-        largest: Bytes of the keys and values of all sessions, at most.
-    """
+    """A server in this process, and what was asked of its sessions, in order."""
 
     def __init__(self, folder: Path, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
-        self.largest = 0
         for name in ("open", "extend", "run"):
             monkeypatch.setattr(Sessions, name, self._watching(name, getattr(Sessions, name)))
         self.answers = Answers(folder, (), CLIENTS, limit)
@@ -92,17 +81,14 @@ class Watched:
         self.address = self.hub.listen("127.0.0.1:0")
 
     def _watching(self, name: str, ask: Any) -> Any:
-        def watched(sessions: Sessions, *args: Any) -> Tensor:
+        def watched(sessions: Sessions, *args: Any) -> Any:
             self.calls.append(name)
-            found: Tensor = ask(sessions, *args)
-            self.largest = max(self.largest, sessions.size)
-            return found
+            return ask(sessions, *args)
 
         return watched
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Answers until the block ends."""
         stopped = Event()
         thread = Thread(target=self.answers.serve, args=(self.hub,), kwargs={"until": stopped.is_set})
         thread.start()
@@ -114,34 +100,7 @@ class Watched:
             thread.join()
 
 
-def in_turns(hub: GrpcHub) -> Callable[..., Arrival | None]:
-    """Returns a `receive` that hears one client after the other, each as long as it is there."""
-    receive, waiting, order = hub.receive, {client: deque[Arrival]() for client in CLIENTS}, deque(CLIENTS)
-    seen = set[str]()
-
-    def next_of(seconds: float, **unless: Any) -> Arrival | None:
-        while order and not waiting[order[0]]:
-            if order[0] in seen and order[0] not in hub.present:  # refused
-                order.popleft()
-            elif (arrival := receive(seconds, **unless)) is None:
-                return None
-            else:
-                seen.add(arrival.client)
-                waiting[arrival.client].append(arrival)
-        if not order:
-            return receive(seconds, **unless)
-        arrival = waiting[order[0]].popleft()
-        if arrival.lost is None:
-            order.rotate(-1)
-        else:
-            order.popleft()
-        return arrival
-
-    return next_of
-
-
 def whole_model(overrides: list[str], folder: Path) -> Model:
-    """Returns the undivided model of a run."""
     model = prepare(read_source(None, [*TINY, *overrides])).model
     model.load(Checkpoints(folder / "checkpoints").load(1)[1].tensors)
     return model
@@ -153,93 +112,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answering, "WAIT", 0.05)
 
 
-@pytest.fixture
-def processes() -> Iterator[list[ClientProcess]]:
-    """Processes that must not outlive the test."""
-    started: list[ClientProcess] = []
-    yield started
-    for process in started:
-        process.end()
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize(("family", "width"), [("llama", 16), ("gpt2", 32)])
-def test_two_clients_at_once_say_what_the_whole_model_says_though_the_server_forgets(
-    run_of: RunOf,
-    clients: Clients,
-    processes: list[ClientProcess],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    width: int,
-) -> None:
-    """Prompts of different lengths in a batch; memory for one session, so each client evicts the other.
-
-    A token of the second client has keys and values of `width` numbers in two blocks, and one number each of
-    the block that is the client's.
-    """
-    folder, overrides = run_of(family)
-    model = whole_model(overrides, folder)
-    rows = PromptTokenizer(model.tokenizer, chats=False).prompts(PROMPTS["site-2"])
-    longest = max(map(len, rows)) + TOKENS - 1  # the last one is not gone on from
-    limit = 3 * longest * 2 * (2 * width + 1) * 4
-    server = Watched(folder, limit, monkeypatch)
-    monkeypatch.setattr(server.hub, "receive", in_turns(server.hub))
-    for client in CLIENTS:
-        prompts = tmp_path / f"{client}.txt"
-        prompts.write_text("\n".join(PROMPTS[client]))
-        behaviour = f"generate {prompts} {tmp_path / client}.json {TOKENS}"
-        arguments = [server.address, client, str(tmp_path), behaviour, *overrides]
-        out = tmp_path / f"{client}.out"
-        processes.append(ClientProcess(clients, clients.order(start=arguments, out=str(out)), out))
-    with server.serving():
-        for process in processes:
-            assert process.wait() == 0, process.said
-    for client in CLIENTS:
-        found = json.loads((tmp_path / f"{client}.json").read_text())
-        assert found == texts_of(model, PROMPTS[client], TOKENS)
-    assert server.largest <= limit
-    assert server.calls.count("open") >= 10  # every token costs a new session once both have grown
-    assert server.calls.count("extend") > 10
-
-
 def session_of(own: Generating, address: str) -> Callable[[], GrpcMembership]:
-    """Makes sessions at a server."""
     return lambda: GrpcMembership(address, own.id, own.agreement, greeting=own.greeting, timing=PATIENT)
-
-
-@pytest.mark.usefixtures("quick")
-def test_bytes_of_a_token_do_not_depend_on_the_text_before_it(
-    run_of: RunOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, overrides = run_of("llama")
-    server = Watched(folder, ENOUGH, monkeypatch)
-    extend, counted = RemoteMiddle.extend, dict[int, int]()
-
-    def counting(middle: RemoteMiddle, session: str, states: Tensor, past: int, kept: Any) -> Tensor:
-        line: Any = middle._line
-
-        def sent() -> int:
-            return int(line.line._membership.bytes_sent + server.hub.bytes_sent("site-1"))
-
-        before = sent()
-        found = extend(middle, session, states, past, kept)
-        counted[past] = sent() - before
-        return found
-
-    monkeypatch.setattr(RemoteMiddle, "extend", counting)
-    experiment = prepare_prompts(
-        read_source(None, [*TINY, *overrides, "training.eval_batch_size=1"]), "site-1"
-    )
-    prompts = [Document("short", "No fever"), Document("long", " ".join(["No fever"] * 250))]
-    with server.serving():
-        own = Generating(experiment, "site-1", tmp_path, prompts, tokens=6)
-        own.run(session_of(own, server.address))
-    assert min(counted) < 10
-    assert max(counted) > 400
-    assert max(counted.values()) - min(counted.values()) <= 24  # more digits, and a header of whole words
-    assert max(counted.values()) < 2 * 32 * 4 + 1024  # one token's hidden state each way
 
 
 @pytest.mark.usefixtures("quick")
@@ -260,11 +134,11 @@ def test_a_client_goes_on_with_a_server_that_was_started_anew(
 
     monkeypatch.setattr(server.hub, "receive", forgetting)
     experiment = prepare_prompts(read_source(None, [*TINY, *overrides]), "site-1")
-    prompts = [Document(text, text) for text in PROMPTS["site-1"]]
+    prompts = [Document(text, text) for text in PROMPTS]
     with server.serving():
         own = Generating(experiment, "site-1", tmp_path, prompts, tokens=TOKENS)
         found = own.run(session_of(own, server.address))
-    expected = texts_of(whole_model(overrides, folder), PROMPTS["site-1"], TOKENS)
+    expected = texts_of(whole_model(overrides, folder), PROMPTS, TOKENS)
     assert [document.text_pair for document in found] == expected
     assert server.calls.count("open") >= 2
 

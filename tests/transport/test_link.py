@@ -16,12 +16,10 @@ from fedstrata.wire import frame
 
 
 def say(link: Link, number: int) -> None:
-    """Sends a message that carries a number."""
     link.send(Header(Kind.SAID), frame.encode(Message({}, {"number": number})))
 
 
 def number_in(content: frame.Frame) -> int:
-    """Returns the number."""
     return int(frame.decode(content, Message).values["number"])  # type: ignore[arg-type]
 
 
@@ -41,7 +39,6 @@ class Ends:
         self.way: tuple[list[bytes], list[bytes]] = ([], [])
 
     def step(self, kind: str, end: int) -> None:
-        """Lets one thing happen at one end."""
         link = self.ends[end]
         if kind == "say" and link._has_room(100):
             self.sent[end] += 1

@@ -23,7 +23,6 @@ from fedstrata.transport.timing import MOST_MEGABYTES
 
 AGREED = Agreement({}, run="demo", blocks=1, numbers=10, trained={})
 LARGEST = MOST_MEGABYTES * 2**20
-LLAMA_3_2_1B = 1_235_814_400
 
 
 @given(numbers=st.integers(1, 2**30), largest=st.integers(1, MOST_MEGABYTES).map(lambda each: each * 2**20))
@@ -34,15 +33,6 @@ def test_a_larger_message_is_advised_only_where_one_helps(numbers: int, largest:
     if problem is not None:
         expected = ("--megabytes", "out_of_range") if sent <= LARGEST else ("method.name", "too_large")
         assert (problem.path, problem.code) == expected
-
-
-def test_a_model_that_is_too_large_for_every_message_is_refused_by_its_bytes() -> None:
-    problem = too_large("fedavg", LLAMA_3_2_1B, 2**30)
-    assert problem is not None
-    assert (problem.path, problem.code) == ("method.name", "too_large")
-    assert f"{4 * LLAMA_3_2_1B:,}" in problem.message
-    assert f"{MOST_MEGABYTES:,}" in problem.message
-    assert "--megabytes" not in problem.message
 
 
 def test_the_option_takes_what_one_message_may_have_and_no_more() -> None:

@@ -34,7 +34,6 @@ def observed(model: Model, front: int, texts: int, noise: Noise, first: int = 0)
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets a decoder learn in few epochs."""
     monkeypatch.setattr(attack_module, "LEARNING_RATE", 1e-2)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from math import log
 
 import numpy as np
@@ -160,45 +162,10 @@ def test_a_run_that_hides_nothing_is_found_out(canaries: int) -> None:
     assert (found.canaries, found.included, found.claim) == (canaries, included.sum(), CLAIM)
 
 
-@pytest.mark.slow  # that a true claim is seldom refuted is fast
-def test_chance_is_seldom_taken_for_anything() -> None:
-    """Each bound is above 0 in at most one run of twenty; more than 26 of 300 has probability .003."""
-    generator = np.random.default_rng(2)
-    found = [
-        bounds_of(audit(generator.normal(size=100), coins(100, number), CLAIM, SEED.child(number)))
-        for number in range(300)
-    ]
-    assert ((np.array(found) > 0.0).sum(axis=0) <= 26).all()
-
-
 def test_an_audit_is_the_same_again() -> None:
     included = coins(200)
     scores = np.round(included + np.random.default_rng(1).normal(size=200))
     assert audit(scores, included, CLAIM, SEED) == audit(scores, included, CLAIM, SEED)
-
-
-@pytest.mark.parametrize(("scores", "included"), [((3,), (2,)), ((2, 2), (2, 2)), ((1,), (1,)), ((0,), (0,))])
-def test_what_is_no_score_of_each_canary_is_refused(
-    scores: tuple[int, ...], included: tuple[int, ...]
-) -> None:
-    with pytest.raises(ValueError, match="wanted"):
-        audit(np.zeros(scores), np.zeros(included, dtype=bool), CLAIM, SEED)
-
-
-def test_a_score_that_is_no_number_is_refused() -> None:
-    included = np.array([True, False, True, False])
-    with pytest.raises(ValueError, match="2 of 4"):
-        audit(np.array([1.0, np.nan, np.inf, 0.0]), included, CLAIM, SEED)
-    with pytest.raises(ValueError, match="5 guesses"):
-        correct(np.zeros(4), included, Guesses(3, 2), SEED)
-
-
-@pytest.mark.parametrize(
-    "values", [(0.0, 0.1, 0.9), (np.inf, 0.1, 0.9), (1.0, 0.0, 0.9), (1.0, 1.0, 0.9), (1.0, 0.1, 1.0)]
-)
-def test_a_claim_out_of_range_is_refused(values: tuple[float, float, float]) -> None:
-    with pytest.raises(ValueError, match="wanted"):
-        Claim(*values)
 
 
 # Its power.
@@ -247,9 +214,26 @@ def test_a_true_claim_is_refuted_as_seldom_as_promised(claim: Claim) -> None:
         assert each.found <= 1 - claim.confidence + 0.04
 
 
+IN_OR_OUT = np.array([True, False, True, False])
+
+
 @pytest.mark.parametrize(
-    ("canaries", "wrong"), [(1, {}), (9, {"trials": 0}), (9, {"times": 0.0}), (9, {"share": 1.1})]
+    "call",
+    [
+        *(
+            partial(Claim, *own)
+            for own in ((0.0, 0.1), (np.inf, 0.1), (1.0, 0.0), (1.0, 1.0), (1.0, 0.1, 1.0))
+        ),
+        *(
+            partial(audit, np.zeros(scores), np.zeros(included, dtype=bool), CLAIM, SEED)
+            for scores, included in ((3, 2), ((2, 2), (2, 2)), (1, 1), (0, 0))
+        ),
+        partial(audit, np.array([1.0, np.nan, np.inf, 0.0]), IN_OR_OUT, CLAIM, SEED),
+        partial(correct, np.zeros(4), IN_OR_OUT, Guesses(3, 2), SEED),
+        partial(power, 1, CLAIM, SEED),
+        *(partial(power, 9, CLAIM, SEED, **own) for own in ({"trials": 0}, {"times": 0.0}, {"share": 1.1})),
+    ],
 )
-def test_power_of_nothing_is_refused(canaries: int, wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match="wanted"):
-        power(canaries, CLAIM, SEED, **wrong)
+def test_what_cannot_be_is_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"wanted|2 of 4|5 guesses"):
+        call()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import comb, exp, expm1, inf, isclose, log
 from statistics import NormalDist
 
@@ -11,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedstrata.privacy.attacks import bounds
 from fedstrata.privacy.attacks.bounds import (
     Errors,
     Guessed,
@@ -157,6 +157,42 @@ def test_the_noise_of_epsilon_one() -> None:
     assert round(1 / gaussian_signal(1.0, 1e-5), 4) == 3.7306
 
 
+@pytest.mark.parametrize(
+    ("guess", "confidence", "delta", "epsilon", "gaussian"),
+    [
+        (Guessed(20, 8, 8), 0.9, 1e-2, 0.43147774, 1.13331942),
+        (Guessed(20, 8, 8), 0.95, 1e-5, 0.78840105, 1.57594206),
+        (Guessed(200, 60, 51), 0.9, 1e-2, 0.0, 1.10077773),
+        (Guessed(200, 60, 51), 0.999, 1e-5, 0.65761997, 0.94543117),
+        (Guessed(1000, 400, 301), 0.999, 1e-5, 0.73884554, 0.97638661),
+        (Guessed(1000, 400, 301), 0.95, 1e-5, 0.91624254, 1.56012683),
+        (Guessed(1000, 300, 160), 0.95, 1e-5, 0.0, 0.0),
+    ],
+)
+def test_bounds_of_one_run_are_those_of_jax_privacy(
+    guess: Guessed, confidence: float, delta: float, epsilon: float, gaussian: float
+) -> None:
+    """What version 2.0.0 finds of the same counts."""
+    assert one_run(guess, delta, confidence) == pytest.approx(epsilon, abs=1e-5, rel=1e-5)
+    assert one_run_gaussian(guess, delta, confidence) == pytest.approx(gaussian, abs=1e-5, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("errors", "confidence", "delta", "epsilon"),
+    [
+        (Errors(10, 10, 0, 1), 0.9, 1e-2, 0.83365781),
+        (Errors(10, 10, 0, 1), 0.999, 1e-5, 0.0),
+        (Errors(104, 96, 40, 3), 0.95, 1e-5, 1.75957833),
+        (Errors(500, 500, 120, 30), 0.999, 1e-5, 1.90645733),
+        (Errors(500, 480, 450, 2), 0.9, 1e-2, 1.66093495),
+    ],
+)
+def test_bounds_of_errors_are_those_of_jax_privacy(
+    errors: Errors, confidence: float, delta: float, epsilon: float
+) -> None:
+    assert clopper_pearson(errors, delta, confidence) == pytest.approx(epsilon, abs=1e-5)
+
+
 def test_by_hand() -> None:
     # No error in 50 at 97.5 %: rates of at most 1 - .025^(1/50) = .0711 and so log(.9289 / .0711).
     assert round(clopper_pearson(Errors(50, 50, 0, 0), 0.0, 0.95), 3) == 2.570
@@ -263,34 +299,26 @@ def test_rates_of_independent_canaries_are_covered(epsilon: float) -> None:
 # What is refused.
 
 
-@pytest.mark.parametrize("counts", [(0, 0, 0), (5, 6, 0), (5, 4, 5), (5, 4, -1)])
-def test_counts_that_cannot_be_are_refused(counts: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="right <= guesses"):
-        Guessed(*counts)
-
-
-@pytest.mark.parametrize("counts", [(5, 5, 6, 0), (5, 5, 0, 6), (5, 5, -1, 0), (-1, 5, 0, 0)])
-def test_errors_that_cannot_be_are_refused(counts: tuple[int, int, int, int]) -> None:
-    with pytest.raises(ValueError, match="wanted"):
-        Errors(*counts)
-
-
-@pytest.mark.parametrize("name", ["clopper_pearson", "one_run", "one_run_gaussian"])
 @pytest.mark.parametrize(("delta", "confidence"), [(-0.1, 0.9), (1.0, 0.9), (0.1, 0.0), (0.1, 1.0)])
-def test_what_is_out_of_range_is_refused(name: str, delta: float, confidence: float) -> None:
-    what = Errors(1, 1, 0, 0) if name == "clopper_pearson" else Guessed(1, 1, 1)
+def test_a_claim_that_cannot_be_is_refused(delta: float, confidence: float) -> None:
     with pytest.raises(ValueError, match="wanted"):
-        getattr(bounds, name)(what, delta, confidence)
-
-
-def test_a_gaussian_mechanism_without_delta_is_refused() -> None:
-    for call in (
-        lambda: one_run_gaussian(Guessed(1, 1, 1), 0.0, 0.9),
-        lambda: gaussian_signal(1.0, 0.0),
-        lambda: gaussian_signal(-1.0, 0.1),
-        lambda: gaussian_epsilon(1.0, 0.0),
-        lambda: gaussian_epsilon(-1.0, 0.1),
-        lambda: one_run_probability(Guessed(1, 1, 1), -1.0, 0.1),
-    ):
+        clopper_pearson(Errors(1, 1, 0, 0), delta, confidence)
+    for bound in (one_run, one_run_gaussian):
         with pytest.raises(ValueError, match="wanted"):
-            call()
+            bound(Guessed(1, 1, 1), delta, confidence)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(partial(Guessed, *counts) for counts in ((0, 0, 0), (5, 6, 0), (5, 4, 5), (5, 4, -1))),
+        *(partial(Errors, *counts) for counts in ((5, 5, 6, 0), (5, 5, 0, 6), (5, 5, -1, 0), (-1, 5, 0, 0))),
+        partial(one_run_gaussian, Guessed(1, 1, 1), 0.0, 0.9),
+        partial(one_run_probability, Guessed(1, 1, 1), -1.0, 0.1),
+        *(partial(gaussian_signal, *wrong) for wrong in ((1.0, 0.0), (-1.0, 0.1))),
+        *(partial(gaussian_epsilon, *wrong) for wrong in ((1.0, 0.0), (-1.0, 0.1))),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused(call: Callable[[], object]) -> None:
+    with pytest.raises(ValueError, match=r"wanted|guesses"):
+        call()

@@ -27,12 +27,6 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[ReleasedShares]:
     return left
 
 
-@pytest.fixture(autouse=True)
-def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing here depends on what is on the disk after a power cut."""
-    monkeypatch.setattr("os.fsync", lambda file: None)
-
-
 @pytest.fixture
 def guards(tmp_path: Path) -> Mapping[str, ReleaseGuard]:
     return {SITES[0]: ReleaseGuard(tmp_path / "site.sqlite", SITES[0])}

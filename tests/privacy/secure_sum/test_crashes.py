@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from secure_federation import NAME, SITES, SUBJECT, Federation, equal
+from secure_federation import FIVE, NAME, NEXT, SUBJECT, Federation, equal
 from support import refused
 
 from fedstrata.core.errors import FrameError
@@ -22,8 +22,6 @@ from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 from fedstrata.privacy.secure_sum.unmasking import SumUnmasking
 from fedstrata.wire.frame import Frame
 
-FIVE = SITES[:5]
-NEXT = NAME.model_copy(update={"attempt": 1})
 WRITES = 1 + 1 + 4
 """Of a server: the masked sum, the signatures, the shares of each survivor."""
 
@@ -54,9 +52,8 @@ def finished(federation: Federation, unmasking: SumUnmasking) -> Any:
     survivors = unmasking.survivors
     if unmasking.proof is None:
         unmasking.prove([federation.clients[site].sign(survivors) for site in survivors.sites])
-    assert unmasking.proof is not None
     for site in unmasking.waiting:
-        unmasking.take(federation.clients[site].unmask(unmasking.proof))
+        unmasking.take(federation.released_by(site, unmasking))
     return unmasking.finish()
 
 
@@ -86,15 +83,13 @@ def test_a_server_that_is_killed_finishes_the_same_unmasking(
 
 def test_a_site_that_is_lost_meanwhile_is_done_without(tmp_path: Path) -> None:
     federation = Federation(FIVE, tmp_path / "sum")
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
-    assert unmasking.proof is not None
-    unmasking.take(federation.clients[FIVE[0]].unmask(unmasking.proof))
+    unmasking = federation.proven()
+    unmasking.take(federation.released_by(FIVE[0], unmasking))
     resumed = SumUnmasking.resume(tmp_path / "sum")
     assert resumed.waiting == FIVE[1:]
     for site in FIVE[1:4]:
         assert not resumed.ready
-        resumed.take(federation.clients[site].unmask(unmasking.proof))
+        resumed.take(federation.released_by(site, unmasking))
     assert equal(resumed.finish(), FIVE)
 
 
@@ -185,8 +180,7 @@ def test_a_site_killed_before_its_shares_arrive_has_released_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     federation = Federation(FIVE, tmp_path / "sum", guards={FIVE[0]: guard_in(tmp_path / "site.sqlite")})
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
 
     def killed(**fields: object) -> ReleasedShares:
         raise Killed

@@ -7,19 +7,14 @@ from itertools import combinations, product
 from pathlib import Path
 
 import pytest
-import secure_federation
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from secure_federation import SHAPES, SITES, Federation, equal
+from secure_federation import SITES, Federation, equal
 from support import refused
 
-from fedstrata.privacy.secure_sum.messages import RING
-from fedstrata.privacy.secure_sum.quantization import largest_value
 from fedstrata.privacy.secure_sum.refusals import OutOfOrder, TooFewSignatures, TooFewSites
 from fedstrata.privacy.secure_sum.shares import threshold
-
-LARGEST = largest_value(32)
 
 EXCHANGES = ("keys", "shares", "delivery", "input", "consistency", "unmasking")
 """In each, a site may be lost before it answers."""
@@ -100,23 +95,3 @@ def test_what_the_server_gets_of_a_site_tells_nothing_of_its_input(tmp_path: Pat
         seen.append(torch.cat([t.view(-1) for t in federation.masked(SITES[0], sharers).values()]))
     assert not torch.equal(seen[0], seen[1])
     assert (seen[0] == seen[1]).sum() <= 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "lost", [{}, {"input": SITES[:7], "consistency": SITES[7:14], "unmasking": SITES[14:21]}]
-)
-def test_64_sites_fill_the_ring_and_do_not_overflow(
-    lost: Mapping[str, tuple[str, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    values = {"w": LARGEST, "b": -LARGEST, "empty": 0}
-    extremes = {name: torch.full(shape, values[name], dtype=RING) for name, shape in SHAPES.items()}
-    monkeypatch.setattr(
-        secure_federation, "ring_input", lambda seed: {name: each.clone() for name, each in extremes.items()}
-    )
-    count = 64 - len(lost.get("input", ()))
-    total = Federation(SITES, tmp_path / "sum").run(lost)
-    assert {name: total[name].unique().tolist() for name in ("w", "b")} == {
-        "w": [count * LARGEST],
-        "b": [-count * LARGEST],
-    }

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from secure_federation import IDENTITIES, NAME, SITES, SUBJECT, Federation, equal, lock_of, ring_input
+from secure_federation import (
+    FIVE,
+    IDENTITIES,
+    NAME,
+    NEXT,
+    SITES,
+    SUBJECT,
+    Federation,
+    equal,
+    lock_of,
+    ring_input,
+)
 from support import refused
 
 from fedstrata.core.errors import FrameError
@@ -32,10 +43,8 @@ from fedstrata.privacy.secure_sum.server import SumServer
 from fedstrata.privacy.secure_sum.shares import threshold
 from fedstrata.privacy.secure_sum.transcript import signed_keys
 
-FIVE = SITES[:5]
 Script = Callable[[Roster], Roster]
 VICTIM, PEER = FIVE[0], FIVE[1]
-NEXT = NAME.model_copy(update={"attempt": 1})
 
 
 def with_bundle(roster: Roster, bundle: KeyBundle) -> Roster:
@@ -191,12 +200,10 @@ def test_a_higher_threshold_is_kept_to_the_end(tmp_path: Path) -> None:
     """A server that knows more sites than a lock has asks for more shares, and five of them it needs."""
     federation = Federation(FIVE, tmp_path / "sum")
     federation.server = SumServer(NAME, SUBJECT, known=7)
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
     with pytest.raises(OutOfOrder):
         federation.unmask(unmasking, lost=FIVE[4:])
-    assert unmasking.proof is not None
-    unmasking.take(federation.clients[FIVE[4]].unmask(unmasking.proof))
+    unmasking.take(federation.released_by(FIVE[4], unmasking))
     assert equal(unmasking.finish(), FIVE)
 
 
@@ -231,8 +238,7 @@ def test_a_share_that_the_server_made_or_moved_is_not_held(
     unmasking = federation.inputs(federation.delivery(delivered))
     assert [type(each) for each in victim.refusals.values()] == [ForgedShares]
     federation.consistency(unmasking)
-    assert unmasking.proof is not None
-    released = victim.unmask(unmasking.proof)
+    released = federation.released_by(VICTIM, unmasking)
     assert [each.site for each in released.self_masks] == [VICTIM, *FIVE[2:]], "and none of its peer"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
-from secure_federation import NAME, SITES, SUBJECT, Federation, equal
+from secure_federation import FIVE, NEXT, SITES, SUBJECT, Federation, equal
 from support import refused
 
 from fedstrata.privacy.identity import Identity
@@ -24,13 +24,11 @@ from fedstrata.privacy.secure_sum.server import left_out
 from fedstrata.privacy.secure_sum.shares import SECRET_BYTES, split
 from fedstrata.privacy.secure_sum.transcript import signed_keys
 
-FIVE = SITES[:5]
 LIAR = FIVE[2]
 HONEST = tuple(site for site in FIVE if site != LIAR)
 
 
 def lying(federation: Federation, name: str, change: Callable[[Any], Any]) -> None:
-    """Has the liar say something else in one exchange."""
     own = federation.clients[LIAR]
     answer = getattr(own, name)
     setattr(own, name, lambda said: change(answer(said)))
@@ -42,18 +40,14 @@ def spoilt(entries: Any, field: str, count: int, size: int) -> Any:
     return (*bad, *entries[count:])
 
 
-@pytest.mark.parametrize("count", [4, 3, 2])
-def test_who_garbles_most_of_its_shares_is_left_out(federation: Federation, count: int) -> None:
+@pytest.mark.parametrize(("count", "left"), [(4, HONEST), (3, HONEST), (2, HONEST), (1, FIVE)])
+def test_who_garbles_most_of_its_shares_is_left_out(
+    federation: Federation, count: int, left: tuple[str, ...]
+) -> None:
+    """One costs neither its sender nor its receiver anything: who of the two lies nobody else can tell."""
     garble = lambda sent: sent.model_copy(update={"shares": spoilt(sent.shares, "sealed", count, 92)})  # noqa: E731
     lying(federation, "shares", garble)
-    assert equal(federation.run(), HONEST)
-
-
-def test_one_garbled_share_costs_neither_its_sender_nor_its_receiver_anything(federation: Federation) -> None:
-    """Who of the two lies nobody else can tell."""
-    garble = lambda sent: sent.model_copy(update={"shares": spoilt(sent.shares, "sealed", 1, 92)})  # noqa: E731
-    lying(federation, "shares", garble)
-    assert equal(federation.run(), FIVE)
+    assert equal(federation.run(), left)
 
 
 def test_who_says_that_it_can_open_no_share_loses_nothing_for_the_others(federation: Federation) -> None:
@@ -95,8 +89,7 @@ def test_who_signs_something_else_counts_and_keeps_nobody_from_the_sum(
     """A signature of the right transcript that is none the server cannot tell; the sites do."""
     size = {"transcript": 32, "signature": 64}[what]
     lying(federation, "sign", lambda said: said.model_copy(update={what: secrets.token_hex(size)}))
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
     assert equal(federation.unmask(unmasking, lost=(LIAR,)), FIVE)
 
 
@@ -107,8 +100,7 @@ def test_false_shares_that_one_site_releases_are_done_without(tmp_path: Path, fi
     federation = Federation(sites, tmp_path / "sum")
     change = lambda said: said.model_copy(update={field: spoilt(getattr(said, field), "share", count, 32)})  # noqa: E731
     lying(federation, "unmask", change)
-    unmasking = federation.masked_sum({"input": sites[6:]})
-    federation.consistency(unmasking)
+    unmasking = federation.proven({"input": sites[6:]})
     assert equal(federation.unmask(unmasking), sites[:6])
     assert unmasking.false == {LIAR}
 
@@ -120,14 +112,12 @@ def test_a_false_share_among_as_many_as_are_needed_names_nobody(federation: Fede
         "unmask",
         lambda said: said.model_copy(update={"self_masks": spoilt(said.self_masks, "share", 1, 32)}),
     )
-    unmasking = federation.masked_sum()
-    federation.consistency(unmasking)
+    unmasking = federation.proven()
     with refused(SharesDoNotFit, "shares_do_not_fit", values=[repr(FIVE[0])]) as caught:
         federation.unmask(unmasking, lost=FIVE[4:])
     assert isinstance(caught.value, SharesDoNotFit)
     assert caught.value.dealer is None
-    assert unmasking.proof is not None
-    unmasking.take(federation.clients[FIVE[4]].unmask(unmasking.proof))
+    unmasking.take(federation.released_by(FIVE[4], unmasking))
     assert equal(unmasking.finish(), FIVE), "the fifth share makes up for the false one"
 
 
@@ -146,37 +136,29 @@ def test_who_deals_shares_of_other_secrets_is_named(
             return shares(roster)
 
     federation.clients[LIAR].shares = false  # type: ignore[method-assign]
-    unmasking = federation.masked_sum({"input": lost})
-    federation.consistency(unmasking)
+    unmasking = federation.proven({"input": lost})
     with pytest.raises(SharesDoNotFit) as caught:
         federation.unmask(unmasking)
     assert caught.value.dealer == (LIAR if not lost else None), "of four shares none can be left out"
 
 
-@dataclass
-class Accused:
-    """Whom sites accuse, and who has to be left out."""
-
-    by: dict[str, tuple[str, ...]]
-    sites: int
-    out: set[str]
-
-
 @pytest.mark.parametrize(
-    "case",
+    ("accused_by", "sites", "out"),
     [
-        Accused({"b": ("a",), "c": ("a",), "d": ("a",), "a": ()}, 4, {"a"}),
-        Accused({"a": ("b", "c", "d")}, 4, set()),
-        Accused({"a": ("b",), "b": ("a",)}, 4, set()),
-        Accused({"a": ("b", "b", "b")}, 4, set()),
-        Accused({"a": ("g",), "b": ("g",)}, 7, set()),
-        Accused({"a": ("g",), "b": ("g",), "c": ("g",)}, 7, {"g"}),
-        Accused({"a": ("b",)}, 3, set()),
-        Accused({"a": ("b",), "c": ("b",)}, 3, {"b"}),
+        ({"b": ("a",), "c": ("a",), "d": ("a",), "a": ()}, 4, {"a"}),
+        ({"a": ("b", "c", "d")}, 4, set()),
+        ({"a": ("b",), "b": ("a",)}, 4, set()),
+        ({"a": ("b", "b", "b")}, 4, set()),
+        ({"a": ("g",), "b": ("g",)}, 7, set()),
+        ({"a": ("g",), "b": ("g",), "c": ("g",)}, 7, {"g"}),
+        ({"a": ("b",)}, 3, set()),
+        ({"a": ("b",), "c": ("b",)}, 3, {"b"}),
     ],
 )
-def test_whom_fewer_accuse_than_may_lie_stays(case: Accused) -> None:
-    assert left_out(case.by, case.sites) == case.out
+def test_whom_fewer_accuse_than_may_lie_stays(
+    accused_by: dict[str, tuple[str, ...]], sites: int, out: set[str]
+) -> None:
+    assert left_out(accused_by, sites) == out
 
 
 @given(st.integers(4, 9), st.data())
@@ -210,8 +192,7 @@ def test_all_honest_sites_name_who_sent_false_keys(
     sent = {site: federation.clients[site].shares(roster) for site in HONEST}
     assert {each.distrusted for each in sent.values()} == {(LIAR,)}
     assert left_out({site: each.distrusted for site, each in sent.items()}, 5) == {LIAR}
-    later = NAME.model_copy(update={"attempt": 1})
-    again = Federation(HONEST, federation.folder, later, federation.guards, known=FIVE)
+    again = Federation(HONEST, federation.folder, NEXT, federation.guards, known=FIVE)
     assert equal(again.run(), HONEST)
 
 
@@ -222,4 +203,4 @@ def test_too_few_are_left_to_mask(tmp_path: Path) -> None:
         federation.delivery(delivered, lost=SITES[:1])
     client: SumClient = federation.clients[SITES[1]]
     with pytest.raises(TooFewSites):
-        client.mask(Sharers.model_construct(sum=NAME, sites=SITES[1:3]), [])
+        client.mask(Sharers.model_construct(sum=federation.name, sites=SITES[1:3]), [])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from secure_federation import NAME, SITES, SUBJECT, Federation, equal
+from secure_federation import NAME, SHAPES, SITES, SUBJECT, Federation, ring_input
 from support import refused
+from torch import Tensor
 
 from fedstrata.privacy.secure_sum.keys import public_half
 from fedstrata.privacy.secure_sum.masks import Mask, MaskStream, pairwise, self_mask
@@ -91,6 +91,19 @@ def test_a_seed_is_bound_to_its_context_pair_and_kind() -> None:
     assert len(seeds) == 7
 
 
+def test_a_site_masks_one_tensor_after_the_other_in_its_place(federation: Federation) -> None:
+    sharers, made = federation.delivery(federation.shares(federation.keys())), list[tuple[str, int]]()
+
+    def tensors() -> Iterator[tuple[str, Tensor]]:
+        for name, tensor in ring_input(0).items():
+            made.append((name, tensor.data_ptr()))
+            yield name, tensor
+
+    for name, masked in federation.clients[SITES[0]].mask(sharers, tensors()):
+        assert made[-1] == (name, masked.data_ptr())
+    assert len(made) == len(SHAPES)
+
+
 def test_a_key_of_low_order_is_refused() -> None:
     with refused(ForgedKeys, "weak_key", values=["'b'"]):
         pairwise(X25519PrivateKey.generate(), "a", bytes(32), "b", CONTEXT)
@@ -140,21 +153,3 @@ def test_everything_that_sites_have_to_agree_on_changes_the_context(changed: dic
     assert usual == context_of(SUBJECT, roster_of(*map(bundle_of, "abc")))
     roster = roster_of(*bundles, sum=name, threshold=int(str(changed.get("threshold", 3))))
     assert context_of(subject, roster) != usual
-
-
-def test_a_site_with_another_model_spoils_the_sum_and_reveals_nothing(tmp_path: Path) -> None:
-    """Without signatures, too: masks of the odd site do not cancel, so the sum is noise."""
-    other = replace(SUBJECT, model="cc" * 32)
-    federation = Federation(SITES[:3], tmp_path / "sum", subjects={SITES[0]: other})
-    federation.server.unusable = lambda sent: {}  # type: ignore[method-assign] # such a server does not look
-    unmasking = federation.masked_sum()
-    survivors = unmasking.survivors
-    signatures = [federation.clients[site].sign(survivors) for site in SITES[:3]]
-    forged = [each.model_copy(update={"transcript": "00" * 32}) for each in signatures]
-    unmasking.prove(forged)
-    for site in SITES[:3]:  # what a server would have that did not need any signature
-        client = federation.clients[site]
-        client._require_signed = lambda proof: survivors.sites  # type: ignore[method-assign]
-        assert unmasking.proof is not None
-        unmasking.take(client.unmask(unmasking.proof))
-    assert not equal(unmasking.finish(), SITES[:3])

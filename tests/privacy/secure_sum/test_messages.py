@@ -37,12 +37,7 @@ from fedstrata.privacy.secure_sum.messages import (
 from fedstrata.wire import frame
 
 DIGEST, SIGNATURE = "ab" * 32, "cd" * 64
-FIELDS: dict[str, Any] = {
-    "mask_key": DIGEST,
-    "share_key": DIGEST,
-    "seed_commitment": DIGEST,
-    "ledger_head": DIGEST,
-}
+FIELDS: Any = dict.fromkeys(("mask_key", "share_key", "seed_commitment", "ledger_head"), DIGEST)
 BUNDLES = tuple(KeyBundle(sum=NAME, site=site, signature=SIGNATURE, **FIELDS) for site in "abc")
 SEALED = tuple(SealedShares(site=site, sealed="ef" * 92) for site in "bc")
 OPEN = tuple(OpenShare(site=site, share=DIGEST) for site in "abc")

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from secure_federation import NAME, SITES
+from secure_federation import FIVE, NAME, SITES
 
 from fedstrata.privacy.secure_sum.messages import SumName
 from fedstrata.privacy.secure_sum.refusals import AlreadyReleased, AttemptNotHigher, RoundNotNew, WrongSum
 from fedstrata.privacy.secure_sum.release_guard import ReleaseGuard
 
-SITE, FIVE, FOUR = SITES[0], SITES[:5], SITES[:4]
+SITE, FOUR = SITES[0], SITES[:4]
 CONTENT, OTHER = "aa" * 32, "bb" * 32
 NAMES = [
     {"attempt": 1},
@@ -218,11 +218,6 @@ def test_shares_of_an_attempt_that_has_not_begun_do_not_leave(guard: ReleaseGuar
     guard.begin(named(attempt=1))
     with pytest.raises(AttemptNotHigher):
         guard.release(named(attempt=attempt), CONTENT, FIVE)
-
-
-def test_the_same_shares_leave_as_often_as_they_are_asked_for(guard: ReleaseGuard) -> None:
-    release(guard, NAME, CONTENT, FIVE)
-    guard.release(NAME, CONTENT, FIVE)
 
 
 def test_a_plan_without_tensors_continues_from_the_last_ones(database: Path) -> None:
