@@ -18,27 +18,11 @@ def word(place: str, form: str) -> str:
 
 SAMPLE = "\n".join(
     [
-        "# newdoc id = weblog-a",
-        "# sent_id = weblog-a-0001",
-        "# newpar id = weblog-a-p1",
+        *("# newdoc id = weblog-a", "# sent_id = weblog-a-0001", "# newpar id = weblog-a-p1"),
         "# text = I don't know.",
-        word("1", "I"),
-        word("2-3", "don't"),
-        word("2", "do"),
-        word("3", "n't"),
-        word("4", "know"),
-        word("4.1", "it"),
-        word("5", "."),
-        "",
-        "# sent_id = weblog-a-0002",
-        "# text = #1",
-        word("1", "#1"),
-        "",
-        "# newdoc id = email-b",
-        "# text = Yes",
-        word("1", "Yes"),
-        "",
-        "",
+        *(word(*own.split()) for own in ("1 I", "2-3 don't", "2 do", "3 n't", "4 know", "4.1 it", "5 .")),
+        *("", "# sent_id = weblog-a-0002", "# text = #1", word("1", "#1")),
+        *("", "# newdoc id = email-b", "# text = Yes", word("1", "Yes"), "", ""),
     ]
 )
 
@@ -48,16 +32,18 @@ def documents(folder: Path, text: str = SAMPLE, name: str = "x.conllu", **settin
     return read(folder / name, "conllu", **settings)
 
 
-def test_a_text_is_that_of_its_sentences(tmp_path: Path) -> None:
+def test_a_text_is_that_of_its_sentences_and_tokens_are_surface_tokens(tmp_path: Path) -> None:
     assert documents(tmp_path) == [
         Document("weblog-a", "I don't know.\n#1", labels=("weblog",), site="weblog"),
         Document("email-b", "Yes", labels=("email",), site="email"),
     ]
-
-
-def test_tokens_are_surface_tokens(tmp_path: Path) -> None:
-    found = documents(tmp_path, formats=TOKENS)
-    assert [document.text for document in found] == ["I don't know .\n#1", "Yes"]
+    (tmp_path / "north").mkdir()  # a folder says the site, and the genre stays the label
+    (tmp_path / "x.conllu").rename(tmp_path / "north" / "x.conllu")
+    found = read(tmp_path, "conllu", formats=TOKENS)
+    assert [(item.id, item.text, item.site, item.labels) for item in found] == [
+        ("north/weblog-a", "I don't know .\n#1", "north", ("weblog",)),
+        ("north/email-b", "Yes", "north", ("email",)),
+    ]
 
 
 def test_tokens_need_no_text_and_a_file_needs_no_document(tmp_path: Path) -> None:
@@ -95,15 +81,6 @@ def test_splits_are_told_by_the_names_that_treebanks_have(tmp_path: Path) -> Non
     assert found["weblog-train"] == ("weblog", "train")
     assert found["weblog-dev"] == ("weblog", "validation")
     assert found["en_ewt-ud-test/btest"] == ("", "test")
-
-
-def test_a_folder_says_the_site_and_the_genre_stays_the_label(tmp_path: Path) -> None:
-    (tmp_path / "north").mkdir()
-    (tmp_path / "north" / "a.conllu").write_text(SAMPLE)
-    assert [(item.id, item.site, item.labels) for item in read(tmp_path, "conllu")] == [
-        ("north/weblog-a", "north", ("weblog",)),
-        ("north/email-b", "north", ("email",)),
-    ]
 
 
 def test_the_english_web_treebank(data_root: Path) -> None:
