@@ -225,24 +225,20 @@ def skipped(*blocks: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("active", [(0, 1), (0, 2), (1, 2), (2,), ()])
-@pytest.mark.parametrize("choice", [everything, top])
-def test_blocks_that_do_not_run_cost_nothing(choice: Callable[..., Any], active: tuple[int, ...]) -> None:
-    module = tiny("llama")
-    layout = find_layout(module)
-    names = choice(module, layout)
+@pytest.mark.parametrize("choice", [everything, top, "lora", "bottleneck"])
+def test_blocks_that_do_not_run_cost_nothing_nor_do_their_adapters(
+    choice: Callable[..., Any] | str, active: tuple[int, ...]
+) -> None:
+    if isinstance(choice, str):
+        module, layout = adapted("bert", ADAPTERS[choice], "sequence-classification")
+        names = layout.all
+    else:
+        module = tiny("llama")
+        layout = find_layout(module)
+        names = choice(module, layout)
     counter = FlopCounter(module, layout, names)
     skipped(*(block for index, block in enumerate(block_modules(module, layout)) if index not in active))
     expected = count(module, layout, names)
-    assert counter.batch(ROWS, TOKENS, active_blocks=active) == expected
-
-
-@pytest.mark.parametrize("active", [(0, 2), (2,), ()])
-@pytest.mark.parametrize("adapter", ["lora", "bottleneck"])
-def test_adapters_of_blocks_that_do_not_run_cost_nothing(adapter: str, active: tuple[int, ...]) -> None:
-    module, layout = adapted("bert", ADAPTERS[adapter], "sequence-classification")
-    counter = FlopCounter(module, layout, layout.all)
-    skipped(*(block for index, block in enumerate(block_modules(module, layout)) if index not in active))
-    expected = count(module, layout, layout.all)
     assert counter.batch(ROWS, TOKENS, active_blocks=active) == expected
 
 

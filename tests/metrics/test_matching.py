@@ -27,12 +27,6 @@ def span_of(place: Place, label: str) -> Span:
     return Span(place[0][0], place[-1][1], label, place if len(place) > 1 else ())
 
 
-SOLID = st.builds(
-    lambda start, length, label: Span(start, start + length, label),
-    st.integers(0, 24),
-    st.integers(1, 8),
-    st.sampled_from(TYPES),
-)
 BROKEN = st.builds(span_of, pieces(), st.sampled_from(TYPES))
 PLACES = st.tuples(st.integers(0, 4), st.integers(1, 3)).map(lambda pair: Span(pair[0], sum(pair), ""))
 TRIPLES = st.builds(Triple, PLACES, PLACES, st.sampled_from(TYPES))
@@ -141,11 +135,3 @@ def agree(one: Triple, other: Triple, scheme: Scheme) -> bool:
     if scheme.lenient:
         return all(characters(here) & characters(there) for here, there in ends)
     return all(place_of(here) == place_of(there) for here, there in ends)
-
-
-@given(corpora(BROKEN))
-def test_a_more_generous_scheme_finds_no_fewer(corpus: Sequence[tuple[list[Span], list[Span]]]) -> None:
-    matching = match_spans(*split(corpus))
-    found = {name: matching.total(scheme).correct for name, scheme in SCHEMES.items()}
-    assert found[""] <= found["lenient_"] <= found["untyped_lenient_"]
-    assert found[""] <= found["untyped_"] <= found["untyped_lenient_"]
