@@ -69,59 +69,35 @@ class LeftContextTagger:
         for document in training:
             known = bio_tags(document)
             for token, before in zip(left_features(document), ["O", *known], strict=False):
-                features.append([*token, *tag_features(before, token[0])])
+                features.append([*token, f"tag {before}", f"tag {before} {token[0]}"])
             tags += known
         self.model.fit(self.hasher.transform(features), tags)
 
     def tag(self, document: Document) -> set[Mention]:
-        tokens = list(WORD.finditer(document.text))
-        tags = ["O"]
-        for token in left_features(document):
-            tags.append(self.best([*token, *tag_features(tags[-1], token[0])], tags[-1]))
-        found: set[Mention] = set()
-        for index, tag in enumerate(tags[1:]):
-            if tag[0] == "B":
-                last = index
-                while tags[1:][last + 1 : last + 2] == [f"I-{tag[2:]}"]:
-                    last += 1
-                found.add((tokens[index].start(), tokens[last].end(), tag[2:]))
-        return found
-
-    def best(self, features: list[str], before: str) -> str:
-        """Returns the likeliest tag that may follow the one before."""
-        row = self.hasher.transform([features])
-        scores = self.model.coef_[:, row.indices] @ row.data + self.model.intercept_
-        ranked = [self.model.classes_[index] for index in scores.argsort()[::-1]]
-        return next(tag for tag in ranked if tag[0] != "I" or before[2:] == tag[2:])
-
-
-def tag_features(before: str, word: str) -> list[str]:
-    return [f"tag {before}", f"tag {before} {word}"]
+        found, before = [], "O"
+        for match, token in zip(WORD.finditer(document.text), left_features(document), strict=True):
+            row = self.hasher.transform([[*token, f"tag {before}", f"tag {before} {token[0]}"]])
+            scores = self.model.coef_[:, row.indices] @ row.data + self.model.intercept_
+            tag = self.model.classes_[scores.argmax()]
+            if tag[0] == "B" or (tag[0] == "I" and before[2:] != tag[2:]):
+                found.append((match.start(), match.end(), tag[2:]))
+            elif tag[0] == "I":
+                found[-1] = (found[-1][0], match.end(), tag[2:])
+            before = tag
+        return set(found)
 
 
 def left_features(document: Document) -> list[list[str]]:
     features, heading, before, sentence = [], "", ["^"] * 5, []
     for match in WORD.finditer(document.text):
-        line = document.text[document.text.rfind("\n", 0, match.start()) + 1 : match.start()]
-        if not line and before[-1] in {":", "-", "]", ">", "*", "."}:
-            heading = "".join(before[-3:])
         word = match[0].lower()
+        if document.text[: match.start()][-1:] in ("", "\n"):
+            heading = "".join(before[-3:])
         context = [f"{index} {other}" for index, other in enumerate(reversed(before))]
-        features.append(
-            [
-                word,
-                word[-3:],
-                f"shape {match[0].isdigit()} {match[0].isupper()}",
-                *context,
-                *(f"{item} {word}" for item in context[:3]),
-                *(" ".join(before[-length:]) for length in (2, 3, 4)),
-                f"heading {heading}",
-                f"heading {heading} {word}",
-                *(f"sentence {other}" for other in sentence[-10:]),
-                *(f"sentence {other} {word}" for other in sentence[-6:]),
-                f"first {not line.strip('-*#0123456789.) ')}",
-            ]
-        )
+        within = [f"sentence {other}" for other in sentence[-8:]]
+        crossed = [f"{other} {word}" for other in (*context[:3], *within, f"heading {heading}")]
+        runs = (" ".join(before[-length:]) for length in (2, 3))
+        features.append([word, word[-3:], f"heading {heading}", *context, *within, *crossed, *runs])
         before = [*before[1:], word]
         sentence = [] if word in {".", ":"} else [*sentence, word]
     return features
