@@ -21,6 +21,23 @@ NOTES = [
 ]
 
 
+class Numbers:
+    """A tokenizer of texts that are numbers with blanks between them: each is its own id."""
+
+    eos_token_id, sep_token_id, pad_token_id = 0, None, None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+@pytest.fixture(scope="session")
+def numbers() -> Numbers:
+    return Numbers()
+
+
 @pytest.fixture(scope="session")
 def byte_level() -> Any:
     """Byte-level BPE as Llama 3's: a blank belongs to the word after it, one special token in front."""

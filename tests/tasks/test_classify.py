@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification, LabelAnswer, pool
+from fedstrata.tasks.ner import NamedEntityRecognition
 
-QUICK_SINGLE, QUICK_MULTI = ("byte_level", "llama", "single_label"), ("word_piece", "bert", "multi_label")
 LABELS = ("401.9", "428.0", "584.9")
 NOTES = [
     Document("a", "severe chest pain, given aspirin 5mg " * 6, labels=("428.0", "401.9")),
@@ -185,8 +184,6 @@ def test_only_the_first_windows_of_a_long_document_are_read(tokenizer: Any) -> N
 
 
 def test_the_windows_are_those_of_a_task_on_tokens(tokenizer: Any) -> None:
-    from fedstrata.tasks.ner import NamedEntityRecognition
-
     ner = NamedEntityRecognition(max_length=16, stride=4).of_types(["problem"])
     windows = [ids.tolist() for example in ner.encode(NOTES[:3], tokenizer) for ids in example.windows]
     ours = [ids.tolist() for example in task_of().encode(NOTES[:3], tokenizer) for ids in example.windows]
@@ -291,12 +288,7 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
 
 @pytest.mark.parametrize(
     ("tokenizer", "classifier", "kind"),
-    [
-        pytest.param(
-            *case, id="-".join(case), marks=() if case in {QUICK_SINGLE, QUICK_MULTI} else pytest.mark.slow
-        )
-        for case in product(("byte_level", "word_piece"), ("llama", "bert"), ("single_label", "multi_label"))
-    ],
+    [("byte_level", "llama", "single_label"), ("word_piece", "bert", "multi_label")],
     indirect=["tokenizer", "classifier"],
 )
 def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any], kind: str) -> None:

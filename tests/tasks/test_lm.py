@@ -25,15 +25,6 @@ TEXTS = ["Chest pain, no fever.", "", "Aspirin 81 mg daily; metoprolol for hyper
 DOCUMENTS = [Document(str(number), text) for number, text in enumerate(TEXTS)]
 
 
-class Numbers:
-    """A tokenizer of texts that are numbers with blanks between them: each is its own id."""
-
-    eos_token_id, sep_token_id, pad_token_id = 0, None, None
-
-    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
-
-
 @pytest.fixture(scope="module", params=["llama", "gpt2", "openai-gpt"])
 def model(request: pytest.FixtureRequest) -> Any:
     torch.manual_seed(0)
@@ -60,17 +51,17 @@ def ids(tokenizer: Any, text: str) -> list[int]:
 
 
 @given(
-    st.lists(st.lists(st.integers(1, 999), max_size=40), min_size=1, max_size=8),
-    st.integers(8, 30),
-    st.booleans(),
+    tokens=st.lists(st.lists(st.integers(1, 999), max_size=40), min_size=1, max_size=8),
+    length=st.integers(8, 30),
+    packed=st.booleans(),
 )
 def test_every_token_is_predicted_exactly_once_by_what_stands_before_it(
-    tokens: list[list[int]], length: int, packed: bool
+    numbers: Any, tokens: list[list[int]], length: int, packed: bool
 ) -> None:
     documents = [Document(str(index), " ".join(map(str, own))) for index, own in enumerate(tokens)]
     task = LanguageModelling(max_length=length)
     task = task if packed else task.restored(())
-    passages = task.encode(documents, Numbers())
+    passages = task.encode(documents, numbers)
     predicted = [
         (int(owner), int(target))
         for each in passages
@@ -173,28 +164,17 @@ def test_loss_and_gradient_are_those_of_float32_logits(
     torch.testing.assert_close(gradient, expected)
 
 
-def test_a_tokenizer_without_an_end_is_refused() -> None:
-    class Endless(Numbers):
-        eos_token_id = None
-
+def test_a_tokenizer_without_an_end_is_refused(numbers: Any) -> None:
+    endless = type("Endless", (type(numbers),), {"eos_token_id": None})()
     with refused(ConfigurationError, "lacks_tokens", at="model.tokenizer"):
-        LanguageModelling().encode(DOCUMENTS, Endless())
+        LanguageModelling().encode(DOCUMENTS, endless)
 
 
-def test_nothing_to_encode_gives_nothing() -> None:
-    task = LanguageModelling()
-    assert task.encode([], Numbers()) == []
-    assert task.decode([], [], []) == []
-
-
-def test_texts_without_bytes_have_no_bits_per_byte() -> None:
+def test_texts_without_bytes_have_no_bits_per_byte_and_nothing_to_encode_gives_nothing(numbers: Any) -> None:
     task, blank = LanguageModelling(), [Document("a", "")]
-    passages = task.encode(blank, Numbers())
+    passages = task.encode(blank, numbers)
     answers = task.decode(blank, passages, [np.array([2.0], dtype=np.float32)])
     assert task.score(blank, answers) == pytest.approx({"perplexity": math.exp(2.0), "loss": 2.0})
-
-
-def test_a_diverged_model_has_a_perplexity_that_json_can_hold() -> None:
-    task, blank = LanguageModelling(), [Document("a", "")]
-    answers = task.decode(blank, task.encode(blank, Numbers()), [np.array([5000.0])])
-    assert math.isfinite(task.score(blank, answers)["perplexity"])
+    diverged = task.decode(blank, passages, [np.array([5000.0])])
+    assert math.isfinite(task.score(blank, diverged)["perplexity"]), "a number that JSON can hold"
+    assert task.encode([], numbers) == task.decode([], [], []) == []

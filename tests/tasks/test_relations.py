@@ -129,20 +129,6 @@ def test_types_that_are_related_in_the_data() -> None:
     assert related_types([NOTE]) == {"drug": ["dosage", "frequency"], "problem": ["severity"]}
 
 
-def test_what_no_answer_can_hold_is_counted() -> None:
-    relations = (
-        *NOTE.relations,
-        Relation(PAIN, SEVERITY, "modifies"),  # a second one of the same two
-        Relation(FEVER, SEVERITY, "how"),  # too far apart
-        Relation(DRUG, PAIN, "how"),  # types that do not go together
-    )
-    note = Document("n", TEXT, SPANS, relations)
-    found = relations_reached([note], MODIFIERS, 2)
-    assert (found.relations, found.candidates) == (6, 5)
-    assert (found.several, found.far_apart, found.other_types) == (1, 1, 1)
-    assert found.recall == 0.5
-
-
 # ---- what the model reads ------------------------------------------------------------------------------
 def test_both_mentions_are_marked_with_their_types(words: Any) -> None:
     read_pairs = windows(NOTE, words)
