@@ -35,12 +35,9 @@ NOTES = [
 ONE_EACH = [Document(f"s{n}", f"note {n} of pain " * (n + 1), labels=(LABELS[n % 3],)) for n in range(5)]
 
 
-def task_of(
-    kind: str = "multi_label", labels: tuple[str, ...] = LABELS, **rest: Any
-) -> DocumentClassification:
-    return DocumentClassification(problem_type=kind, **{"max_length": 16, "stride": 4, **rest}).of_labels(
-        labels
-    )
+def task_of(kind: str = "multi_label", **rest: Any) -> DocumentClassification:
+    settings = {"max_length": 16, "stride": 4, **rest}
+    return DocumentClassification(problem_type=kind, **settings).of_labels(LABELS)
 
 
 @pytest.fixture(scope="session", params=["llama", "bert"])
@@ -217,29 +214,23 @@ def test_scores_take_any_subset_and_always_have_the_metrics() -> None:
     assert "macro_auc" not in task_of().score(NOTES[1:2], [LabelAnswer((), np.zeros(3))])
 
 
-def test_the_labels_of_a_corpus_are_those_of_all_its_documents() -> None:
+def test_the_labels_of_a_corpus_are_those_of_all_its_documents_and_so_is_the_kind_of_problem(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     a, b, c = (Document(label, "x", labels=(label, "z")) for label in "cab")
     task = DocumentClassification().fitted({"north": Split((a,), (b,)), "south": Split((a,), (), (c,))})
     assert task.classes == ("a", "b", "c", "z")
     assert (task.head_type, task.metric) == ("multi_label_classification", "micro_f1")
-
-
-def test_documents_without_a_label_among_others_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    documents = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
-    assert DocumentClassification().fitted(documents).metric == "micro_f1"
-    assert f" 1 of {len(ONE_EACH) + 1} " in caplog.text
-    caplog.clear()
-    DocumentClassification(problem_type="multi_label").fitted(documents)
-    assert not caplog.text
-
-
-def test_auto_is_single_label_where_every_document_has_one() -> None:
-    task = DocumentClassification().fitted({"north": Split(tuple(ONE_EACH))})
+    auto, forced = DocumentClassification(), DocumentClassification(problem_type="multi_label")
+    one_each = {"north": Split(tuple(ONE_EACH))}
+    task = auto.fitted(one_each)
     assert (task.head_type, task.metric) == ("single_label_classification", "accuracy")
-    assert task.problem_type == "single_label"
-    forced = DocumentClassification(problem_type="multi_label")
-    many = forced.fitted({"north": Split(tuple(ONE_EACH))})
-    assert many.metric == "micro_f1"
+    assert (task.problem_type, forced.fitted(one_each).metric) == ("single_label", "micro_f1")
+    with_bare = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
+    forced.fitted(with_bare)
+    assert not caplog.text
+    assert auto.fitted(with_bare).metric == "micro_f1"
+    assert f" 1 of {len(ONE_EACH) + 1} " in caplog.text
 
 
 @pytest.mark.parametrize(

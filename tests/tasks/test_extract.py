@@ -59,23 +59,15 @@ def test_each_sentence_is_asked_for_mentions_and_each_mention_for_its_modifiers(
         f"Modifiers: {severe}\nMarked:\n",
         '<span class="severity">Severe</span> chest pain <span class="temporal">since Monday</span>.',
     )
-    assert [len(line) for line in (asked, [each for each in asked if each[0].startswith("Mentions")])] == [
-        6,
-        3,
-    ]
+    assert len(asked) == 6
+    assert sum(prompt.startswith("Mentions") for prompt, _ in asked) == 3
 
 
 def test_full_instructions_name_the_task_the_guide_and_the_definitions(byte_level: Any) -> None:
     task = task_of(templates="full", max_length=2000, definitions={"severity": "how bad"})
     prompt, answer = words(task.encode([NOTE], byte_level)[3])
-    for part in (
-        "### Task",
-        "### Markup guide",
-        "### Definitions",
-        "severity: how bad",
-        "negation: what says",
-    ):
-        assert part in prompt
+    parts = ("### Task", "### Markup guide", "### Definitions", "severity: how bad", "negation: what says")
+    assert all(part in prompt for part in parts)
     assert prompt.endswith('Severe <span class="problem">chest pain</span> since Monday.\n\n### Output\n')
     assert answer.startswith('<span class="severity">')
 
@@ -275,28 +267,28 @@ def test_documents_that_are_scored_are_cut_whatever_is_annotated(byte_level: Any
     assert scores["unfinished_left_out"] > 0
 
 
-def test_a_tokenizer_that_garbles_tags_is_told(word_piece: Any) -> None:
-    names = {**word_piece.special_tokens_map, "eos_token": "[SEP]"}
-    ending = type(word_piece)(tokenizer_object=word_piece.backend_tokenizer, **names)
-    with refused(ConfigurationError, "not_supported", at="model.tokenizer", values=["extract"]):
-        task_of().encode([], ending)
-
-
-def test_documents_in_which_nobody_looked_for_relations_are_asked_for_mentions_only(byte_level: Any) -> None:
+def test_documents_in_which_nobody_looked_for_relations_are_asked_for_and_count_for_mentions(
+    byte_level: Any,
+) -> None:
+    """Whatever modifiers are found in them."""
     task, lacking = task_of(), LACKING
     assert {example.question.kind for example in task.encode([lacking], byte_level)} == {"ner"}
     assert task.scorable(lacking) and not task_of(tasks=["re"]).scorable(lacking)
-
-
-def test_documents_in_which_nobody_looked_for_relations_count_for_mentions_only() -> None:
-    """Whatever modifiers are found in them."""
-    task, lacking = task_of(), LACKING
     mentions = tuple(span for span in NOTE.spans if span.label in ("problem", "drug"))
     perfect = Extracted(mentions, triples_of(NOTE))
     assert task.score([NOTE, lacking], [perfect, perfect])["re_f1"] == 1.0
     alone = task.score([lacking], [perfect])
     assert alone["f1"] == alone["ner_f1"] == 1.0
     assert not [name for name in alone if name.startswith("re_")]
+
+
+def test_tags_that_a_tokenizer_garbles_and_too_little_room_are_told(word_piece: Any, byte_level: Any) -> None:
+    names = {**word_piece.special_tokens_map, "eos_token": "[SEP]"}
+    ending = type(word_piece)(tokenizer_object=word_piece.backend_tokenizer, **names)
+    with refused(ConfigurationError, "not_supported", at="model.tokenizer", values=["extract"]):
+        task_of().encode([], ending)
+    with refused(ConfigurationError, "out_of_range", at="task.max_length", values=["100"]):
+        task_of(templates="full", max_length=100).encode([NOTE], byte_level)
 
 
 def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: Any) -> None:
@@ -306,11 +298,6 @@ def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: 
     (tmp_path / "ner.txt").unlink()
     again = task.restored(())
     assert words(again.encode([NOTE], byte_level)[0])[0] == "Say it: {Denies fever.}\n"
-
-
-def test_too_little_room_is_told(byte_level: Any) -> None:
-    with refused(ConfigurationError, "out_of_range", at="task.max_length", values=["100"]):
-        task_of(templates="full", max_length=100).encode([NOTE], byte_level)
 
 
 def test_a_chat_template_is_used_where_there_is_one(byte_level: Any) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedstrata.core.documents import Document
-from fedstrata.core.settings.data import ColumnSettings, DataSettings
+from fedstrata.core.settings.data import DataSettings
 from fedstrata.data.choices import choices_of
 from fedstrata.data.readers import read
 from fedstrata.data.readers.mimic import read_codes
@@ -150,18 +150,6 @@ def test_synthetic_notes_join_the_tables_of_the_mimic_demo(data_root: Path, tmp_
     assert len({document.metadata["patient"] for document in documents}) == 100
     assert (counts.total(), len(counts)) == (1761, 581)
     assert [counts[code] for code in ("401.9", "427.31", "584.9", "428.0")] == [53, 48, 45, 39]
-
-
-def test_tables_without_a_header_and_with_tabs(data_root: Path) -> None:
-    news = ColumnSettings(names=["class", "title", "text"], text=["title", "text"], labels="class")
-    documents = read(data_root / "ag_news" / "test.csv", "datasets", columns=news)
-    assert Counter(document.labels for document in documents) == dict.fromkeys(
-        [("1",), ("2",), ("3",), ("4",)], 1900
-    )
-    pairs = ColumnSettings(text=["sentence1", "sentence2"], labels="label")
-    documents = read(data_root / "glue" / "rte", "datasets", columns=pairs)
-    assert Counter(document.metadata["split"] for document in documents) == {"train": 2490, "validation": 277}
-    assert {document.labels for document in documents} == {("entailment",), ("not_entailment",)}
 
 
 def test_ag_news(data_root: Path) -> None:
