@@ -60,6 +60,7 @@ SUMMED = (
 """A run whose updates are masked and seen as sums alone."""
 
 
+PORTION = "method={name: fedtlu, portion: 0.5, selection: exact}"
 SLOW = pytest.mark.slow
 
 
@@ -121,26 +122,24 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        *(
-            pytest.param((f"method={{name: {name}}}", "data.split.server=2"), marks=SLOW)
-            for name in METHODS
-            if name not in (*SIZES_VARY, "droppeft")  # whose blocks that run are drawn
-        ),
-        pytest.param(("method={name: droppeft, rates: 0.0}",), marks=SLOW),
-        pytest.param(("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"), marks=SLOW),
-        pytest.param(("method={name: layer_skipping, top: 1, head: local}",), marks=SLOW),
-        pytest.param(("method={name: layer_skipping, top: auto}", "training.cache=off"), marks=SLOW),
-        pytest.param(("method={name: fedper}", "data.split.test_sites=[site-3]"), marks=SLOW),
         SAMPLED,
-        pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
-        pytest.param(SUMMED, marks=SLOW),
-        pytest.param(
-            (
-                "method={name: fedtlu, portion: 0.5, selection: exact}",
-                *SUMMED[1:],
-                "federation={rounds: 3, sample: 0.8}",
-            ),
-            marks=SLOW,
+        *(
+            pytest.param(each, marks=SLOW)
+            for each in (
+                *(
+                    (f"method={{name: {name}}}", "data.split.server=2")
+                    for name in METHODS
+                    if name not in (*SIZES_VARY, "droppeft")  # whose blocks that run are drawn
+                ),
+                ("method={name: droppeft, rates: 0.0}",),
+                ("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"),
+                ("method={name: layer_skipping, top: 1, head: local}",),
+                ("method={name: layer_skipping, top: auto}", "training.cache=off"),
+                ("method={name: fedper}", "data.split.test_sites=[site-3]"),
+                ("method={name: flora}", "federation.sample=0.67"),
+                SUMMED,
+                (PORTION, *SUMMED[1:], "federation={rounds: 3, sample: 0.8}"),
+            )
         ),
     ],
     ids=str,

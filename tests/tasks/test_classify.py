@@ -277,26 +277,6 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
         DocumentClassification().restored(labels)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "classifier", "kind"),
-    [("byte_level", "llama", "single_label"), ("word_piece", "bert", "multi_label")],
-    indirect=["tokenizer", "classifier"],
-)
-def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any], kind: str) -> None:
-    task, module = task_of(kind), classifier()
-    documents = NOTES if kind == "multi_label" else ONE_EACH
-    examples = task.encode(documents, tokenizer)
-    batch = task.collate(examples)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    for _ in range(35):
-        loss, terms = task.loss(module, batch)
-        (loss / terms).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    answers = task.decode(documents, examples, task.predict(module, batch))
-    assert task.score(documents, answers)[task.metric] == 1.0
-
-
 def test_predictions_of_a_bfloat16_model_are_float32(byte_level: Any, classifier: Callable[[], Any]) -> None:
     task, module = task_of(), classifier().to(torch.bfloat16)
     batch = task.collate(task.encode(NOTES, byte_level))

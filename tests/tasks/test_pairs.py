@@ -84,20 +84,6 @@ def test_a_pair_is_what_the_tokenizer_makes_of_it(
     assert len(example) <= length
 
 
-def test_a_pair_that_is_too_long_is_one_window_with_some_of_both_texts(bert_pairs: Any) -> None:
-    for example, pair in zip(task_of().encode(PAIRS, bert_pairs), PAIRS, strict=True):
-        (ids,), (types,) = example.windows, example.token_types
-        assert len(ids) == min(16, len(bert_pairs([pair.text], [pair.text_pair])["input_ids"][0]))
-        assert ids[0] == 2
-        assert ids[-1] == 3
-        assert (ids == 3).sum() == 2
-        assert {0, 1} == set(types.tolist())
-    whole = bert_pairs(SHORT, add_special_tokens=False)["input_ids"]
-    long_first, long_second = (task_of().encode([PAIRS[index]], bert_pairs)[0].windows[0] for index in (1, 2))
-    assert long_first.tolist()[-1 - len(whole) : -1] == whole  # the short text stays as it is
-    assert long_second.tolist()[1 : 1 + len(whole)] == whole
-
-
 @pytest.mark.parametrize("suffix", ["", " </s>"])
 def test_without_a_template_the_end_token_stands_between_the_texts(byte_level: Any, suffix: str) -> None:
     tokenizer = deepcopy(byte_level)
