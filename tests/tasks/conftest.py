@@ -105,3 +105,18 @@ def make_model(request: pytest.FixtureRequest) -> Callable[[int], Any]:
         return model.eval()
 
     return make
+
+
+@pytest.fixture
+def tiny_causal(tiny_model: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a causal language model of 400 tokens, far from uniform, so that rounding does not decide."""
+
+    def make(family: str = "llama", std: float = 0.6, **config: Any) -> Any:
+        sizes = {"vocab_size": 400, "max_position_embeddings": 600, **config}
+        module = tiny_model(family, "causal-lm", config=sizes).module.requires_grad_(True)
+        torch.manual_seed(0)
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=std)
+        return module.eval()
+
+    return make

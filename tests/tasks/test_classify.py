@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -12,12 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import problems_of, refused
 from torch.nn import functional as F
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForSequenceClassification,
-)
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -40,21 +33,12 @@ def task_of(kind: str = "multi_label", **rest: Any) -> DocumentClassification:
     return DocumentClassification(problem_type=kind, **settings).of_labels(LABELS)
 
 
-@pytest.fixture(scope="session", params=["llama", "bert"])
-def classifier(request: pytest.FixtureRequest, tokenizer: Any) -> Callable[[], Any]:
-    """Makes a tiny random classifier with three labels, in evaluation mode."""
-    shape = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "max_position_embeddings": 512, "num_labels": 3}
-
-    def make() -> Any:
-        torch.manual_seed(0)
-        if request.param == "llama":
-            return LlamaForSequenceClassification(
-                LlamaConfig(**shape, pad_token_id=tokenizer.pad_token_id)
-            ).eval()
-        return BertForSequenceClassification(BertConfig(**shape)).eval()
-
-    return make
+@pytest.fixture(params=["llama", "bert"])
+def classifier(request: pytest.FixtureRequest, tokenizer: Any, tiny_model: Any) -> Any:
+    """A tiny random classifier with three labels, in evaluation mode."""
+    module = tiny_model(request.param, "sequence-classification", config={"vocab_size": 400}).module
+    module.config.pad_token_id = tokenizer.pad_token_id
+    return module.requires_grad_(True).eval()
 
 
 def naive_logits(task: DocumentClassification, module: Any, example: Any) -> torch.Tensor:
@@ -68,9 +52,9 @@ def naive_logits(task: DocumentClassification, module: Any, example: Any) -> tor
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 @pytest.mark.parametrize("kind", ["single_label", "multi_label"])
 def test_predictions_pool_the_windows_of_each_document(
-    tokenizer: Any, classifier: Callable[[], Any], kind: str, pooling: str
+    tokenizer: Any, classifier: Any, kind: str, pooling: str
 ) -> None:
-    task, module = task_of(kind, pooling=pooling), classifier()
+    task, module = task_of(kind, pooling=pooling), classifier
     documents = NOTES if kind == "multi_label" else ONE_EACH
     examples = task.encode(documents, tokenizer)
     assert max(len(example.windows) for example in examples) > 2
@@ -79,10 +63,8 @@ def test_predictions_pool_the_windows_of_each_document(
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_prediction_runs_no_more_windows_at_a_time_than_documents(
-    tokenizer: Any, classifier: Callable[[], Any]
-) -> None:
-    task, module, sizes = task_of(), classifier(), []
+def test_prediction_runs_no_more_windows_at_a_time_than_documents(tokenizer: Any, classifier: Any) -> None:
+    task, module, sizes = task_of(), classifier, []
     module.register_forward_pre_hook(
         lambda _, __, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
@@ -94,9 +76,9 @@ def test_prediction_runs_no_more_windows_at_a_time_than_documents(
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_the_multi_label_loss_and_gradient_are_those_of_a_loop(
-    tokenizer: Any, classifier: Callable[[], Any], pooling: str
+    tokenizer: Any, classifier: Any, pooling: str
 ) -> None:
-    task, module = task_of(pooling=pooling, positive_weight=3.0), classifier()
+    task, module = task_of(pooling=pooling, positive_weight=3.0), classifier
     examples = task.encode(NOTES, tokenizer)
     loss, terms = task.loss(module, task.collate(examples))
     loss.backward()
@@ -118,9 +100,9 @@ def test_the_multi_label_loss_and_gradient_are_those_of_a_loop(
 
 
 def test_the_single_label_loss_is_the_cross_entropy_of_documents_that_have_a_label(
-    tokenizer: Any, classifier: Callable[[], Any]
+    tokenizer: Any, classifier: Any
 ) -> None:
-    task, module = task_of("single_label"), classifier()
+    task, module = task_of("single_label"), classifier
     examples = task.encode([*ONE_EACH, Document("none", "no label")], tokenizer)
     loss, terms = task.loss(module, task.collate(examples))
     expected = 0.0
@@ -277,7 +259,7 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
         DocumentClassification().restored(labels)
 
 
-def test_predictions_of_a_bfloat16_model_are_float32(byte_level: Any, classifier: Callable[[], Any]) -> None:
-    task, module = task_of(), classifier().to(torch.bfloat16)
+def test_predictions_of_a_bfloat16_model_are_float32(byte_level: Any, classifier: Any) -> None:
+    task, module = task_of(), classifier.to(torch.bfloat16)
     batch = task.collate(task.encode(NOTES, byte_level))
     assert task.predict(module, batch)[0].dtype == np.float32

@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OpenAIGPTConfig
-from transformers import OpenAIGPTLMHeadModel as Gpt
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -25,18 +23,9 @@ TEXTS = ["Chest pain, no fever.", "", "Aspirin 81 mg daily; metoprolol for hyper
 DOCUMENTS = [Document(str(number), text) for number, text in enumerate(TEXTS)]
 
 
-@pytest.fixture(scope="module", params=["llama", "gpt2", "openai-gpt"])
-def model(request: pytest.FixtureRequest) -> Any:
-    torch.manual_seed(0)
-    if request.param == "llama":
-        config = LlamaConfig(
-            vocab_size=400, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
-        )
-        return LlamaForCausalLM(config).eval()
-    shape = {"vocab_size": 400, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-    return (
-        GPT2LMHeadModel(GPT2Config(**shape)) if request.param == "gpt2" else Gpt(OpenAIGPTConfig(**shape))
-    ).eval()
+@pytest.fixture(params=["llama", "gpt2", "openai-gpt"])
+def model(request: pytest.FixtureRequest, tiny_causal: Any) -> Any:
+    return tiny_causal(request.param, std=0.1)
 
 
 def nats(task: LanguageModelling, model: Any, passages: list[Passage], size: int = 2) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
 from reachability import mentions_reached
 from support import problems_of, refused
 
@@ -282,12 +283,8 @@ def test_the_loss_is_the_sum_over_owned_tokens(tokenizer: Any, make_model: Calla
     assert all(torch.isfinite(p.grad).all() for p in module.parameters() if p.grad is not None)
 
 
-def test_a_causal_model_builds_no_cache_even_inside_a_peft_wrapper(byte_level: Any) -> None:
-    from peft import LoraConfig, get_peft_model
-    from transformers import LlamaConfig, LlamaForTokenClassification
-
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    module = LlamaForTokenClassification(LlamaConfig(vocab_size=400, num_labels=7, **shape))
+def test_a_causal_model_builds_no_cache_even_inside_a_peft_wrapper(tiny_model: Any, byte_level: Any) -> None:
+    module = tiny_model("llama", config={"vocab_size": 400}).module
     asked: list[Any] = []
     module.model.register_forward_pre_hook(
         lambda _, __, kwargs: asked.append(kwargs.get("use_cache")), with_kwargs=True

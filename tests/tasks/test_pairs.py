@@ -13,14 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 from tokenizers import processors
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
+from transformers import BertConfig, BertForSequenceClassification
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
@@ -144,14 +137,13 @@ def test_the_model_gets_the_token_types(bert_pairs: Any) -> None:
             assert not np.allclose(row, without.numpy(), atol=1e-4)
 
 
-def test_a_model_that_knows_no_types_is_given_none(bert_pairs: Any) -> None:
+def test_a_model_that_knows_no_types_is_given_none(tiny_model: Any, bert_pairs: Any) -> None:
     """RoBERTa has one type, and GPT-2 would read types as words."""
-    roberta = RobertaConfig(**SHAPE, intermediate_size=48, type_vocab_size=1, pad_token_id=0)
-    gpt2 = GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, pad_token_id=0)
     task = task_of(32)
     batch = task.collate(task.encode(PAIRS, bert_pairs))
-    for module in (RobertaForSequenceClassification(roberta), GPT2ForSequenceClassification(gpt2)):
-        module.eval()
+    for family, changes in (("roberta", {"type_vocab_size": 1}), ("gpt2", {})):
+        config = {"vocab_size": 400, **changes}
+        module = tiny_model(family, "sequence-classification", config=config).module.eval()
         rest = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
             expected = module(**rest).logits.numpy()
