@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 from tokenizers import processors
-from transformers import BertConfig, BertForSequenceClassification
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
@@ -33,7 +32,6 @@ PAIRS = [
     Document("e", SHORT, labels=("yes",), text_pair=""),
 ]
 SINGLE = Document("s", LONG, labels=("yes",))
-SHAPE = {"vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def task_of(max_length: int = 16) -> DocumentClassification:
@@ -54,11 +52,10 @@ def bert_pairs(word_piece: Any) -> Any:
     return tokenizer
 
 
-def bert() -> Any:
-    torch.manual_seed(0)
-    return BertForSequenceClassification(
-        BertConfig(**SHAPE, intermediate_size=48, initializer_range=0.5)
-    ).eval()
+@pytest.fixture
+def bert(tiny_model: Any) -> Any:
+    config = {"vocab_size": 400, "initializer_range": 0.5}
+    return tiny_model("bert", "sequence-classification", config=config).module.requires_grad_(True).eval()
 
 
 TEXTS = st.text("ab chest pain.é😀\n", max_size=60)
@@ -121,19 +118,19 @@ def test_single_texts_beside_pairs_are_windows_of_type_zero(bert_pairs: Any) -> 
     assert int(types[0, len(before) :].sum() + types[1:].sum()) == 0
 
 
-def test_the_model_gets_the_token_types(bert_pairs: Any) -> None:
-    task, module = task_of(32), bert()
+def test_the_model_gets_the_token_types(bert: Any, bert_pairs: Any) -> None:
+    task = task_of(32)
     examples = task.encode(PAIRS, bert_pairs)
-    found = np.stack(task.predict(module, task.collate(examples)))
+    found = np.stack(task.predict(bert, task.collate(examples)))
     with torch.no_grad():
         for row, pair in zip(found, PAIRS, strict=True):
             own = bert_pairs(
                 [pair.text], [pair.text_pair], truncation="longest_first", max_length=32, return_tensors="pt"
             )
             assert own["token_type_ids"].any()
-            expected = module(**own).logits[0]
+            expected = bert(**own).logits[0]
             np.testing.assert_allclose(row, expected.numpy(), rtol=1e-4, atol=1e-5)
-            without = module(**{**own, "token_type_ids": None}).logits[0]
+            without = bert(**{**own, "token_type_ids": None}).logits[0]
             assert not np.allclose(row, without.numpy(), atol=1e-4)
 
 
@@ -150,10 +147,10 @@ def test_a_model_that_knows_no_types_is_given_none(tiny_model: Any, bert_pairs: 
         np.testing.assert_allclose(np.stack(task.predict(module, batch)), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_loss_of_pairs_reaches_the_embedding_of_types(bert_pairs: Any) -> None:
-    task, module = task_of(), bert()
-    task.loss(module, task.collate(task.encode(PAIRS, bert_pairs)))[0].backward()
-    gradient = module.bert.embeddings.token_type_embeddings.weight.grad
+def test_the_loss_of_pairs_reaches_the_embedding_of_types(bert: Any, bert_pairs: Any) -> None:
+    task = task_of()
+    task.loss(bert, task.collate(task.encode(PAIRS, bert_pairs)))[0].backward()
+    gradient = bert.bert.embeddings.token_type_embeddings.weight.grad
     assert (gradient.abs().sum(dim=1) > 0).all()
 
 

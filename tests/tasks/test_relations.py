@@ -15,7 +15,7 @@ from reachability import relations_reached
 from support import refused
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from torch.nn import functional as F
-from transformers import BertConfig, BertForTokenClassification, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import ConfigurationError
@@ -270,10 +270,8 @@ def test_a_share_of_the_pairs_without_a_relation_stands_for_all(words: Any) -> N
     assert len(task_of(negatives=0.25).encode([note], words)) == 380
 
 
-def test_the_loss_is_the_weighted_sum_of_cross_entropies(words: Any) -> None:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = BertForTokenClassification(BertConfig(vocab_size=len(words), num_labels=3, **shape)).eval()
+def test_the_loss_is_the_weighted_sum_of_cross_entropies(tiny_model: Any, words: Any) -> None:
+    model = tiny_model("bert", config={"vocab_size": len(words)}).module.eval()
     task = task_of(negatives=0.5)
     examples = [
         *task.encode([NOTE], words),
