@@ -10,7 +10,6 @@ import re
 import tempfile
 import tracemalloc
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
+import fedstrata as fs
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.core.settings.data import CorpusSettings, MimicSettings
-from fedstrata.data.readers import formats_of, read
-from fedstrata.data.readers.files import Format
+from fedstrata.data.readers import read
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 
@@ -33,12 +31,7 @@ NOTES = [
 CODES = ["ROW_ID", "SUBJECT_ID", "HADM_ID", "SEQ_NUM", "ICD9_CODE"]
 
 
-def of_categories(wanted: list[str] | None) -> Mapping[str, Format]:
-    settings = CorpusSettings(format="mimic", path="tables", mimic=MimicSettings(categories=wanted))
-    return formats_of(settings)
-
-
-ALL = of_categories(None)
+ALL = {"mimic": {"categories": None}}
 
 
 def table(path: Path, columns: list[str], rows: list[list[object]]) -> Path:
@@ -112,14 +105,14 @@ def test_categories(tmp_path: Path) -> None:
     notes = [note(1, 20, "a"), note(2, 20, "b", CATEGORY="Physician "), note(3, 20, "c", CATEGORY="ECG")]
     path = folder(tmp_path, notes, codes((20, 1, "486")))
     for wanted, text in ((["physician", "ecg"], "b\n\nc"), (None, "a\n\nb\n\nc")):
-        (document,) = read(path, "mimic", formats=of_categories(wanted))
+        (document,) = fs.read(path, "mimic", mimic={"categories": wanted})
         assert document.text == text
     with refused(
         DataError, "not_enough_data", at="NOTEEVENTS.csv", values=["Radiology", "data.mimic.categories"]
     ):
-        read(path, "mimic", formats=of_categories(["Radiology"]))
+        fs.read(path, "mimic", mimic={"categories": ["Radiology"]})
     table(tmp_path / "NOTEEVENTS.csv", ["SUBJECT_ID", "HADM_ID", "TEXT"], [[7, 20, "a"], [7, 20, "b"]])
-    assert [document.text for document in read(tmp_path, "mimic", formats=ALL)] == ["a\n\nb"]
+    assert [document.text for document in fs.read(tmp_path, "mimic", **ALL)] == ["a\n\nb"]
 
 
 def test_names_in_small_letters_compressed_tables_and_numbers_as_pandas_writes_them(tmp_path: Path) -> None:
@@ -159,7 +152,7 @@ def test_tables_that_are_missing_or_there_twice(tmp_path: Path) -> None:
 def test_the_synthetic_corpus_comes_back(tmp_path: Path) -> None:
     corpus = generate(seed=3, sites=2, notes=30)
     write(corpus, tmp_path / "mimic", "mimic")
-    found = {item.id: item for item in read(tmp_path / "mimic", "mimic", formats=ALL)}
+    found = {item.id: item for item in fs.read(tmp_path / "mimic", "mimic", **ALL)}
     assert len(found) == 30
     for document in corpus:
         copy = found[document.metadata["admission"]]
