@@ -13,10 +13,6 @@ LEXICON = lexicon()
 ICD9 = re.compile(r"(\d{3}|V\d{2})(\.\d{1,2})?")
 
 
-def by_name(speciality: Speciality) -> str:
-    return speciality.name
-
-
 def slots_of(template: Template) -> set[str]:
     """Returns the names of all slots of a template."""
     names: set[str] = set()
@@ -40,7 +36,7 @@ def test_slots_are_found_at_every_depth() -> None:
     assert slots_of(parse("{a} ({b}|[<test:{c} {D}>])")) == {"a", "b", "c", "d"}
 
 
-@pytest.mark.parametrize("speciality", LEXICON.specialities, ids=by_name)
+@pytest.mark.parametrize("speciality", LEXICON.specialities, ids=lambda speciality: speciality.name)
 def test_a_speciality_is_rich_and_each_name_and_wording_in_it_means_one_thing(speciality: Speciality) -> None:
     assert len(speciality.conditions) >= 20
     wordings = [text.lower() for condition in speciality.conditions for text in condition.surfaces]
