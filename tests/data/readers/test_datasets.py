@@ -18,7 +18,7 @@ from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.core.settings.data import ColumnSettings, DatasetSettings
 from fedstrata.data.readers import read
 
-LABELLED = ColumnSettings(labels="label")
+LABELLED, TAGGED = ColumnSettings(labels="label"), ColumnSettings(tokens="t", tags="g")
 
 
 def rows(path: Path, columns: ColumnSettings = LABELLED, **settings: Any) -> list[Document]:
@@ -217,16 +217,10 @@ def test_a_first_row_that_is_no_header_is_not_quoted_and_one_alone_is_no_table(t
         ({"text": "a", "label": [0, 1, 0]}, LABELLED, "duplicate", ["'label'", "holds 0"]),
         ({"text": "a", "label": [True, True]}, LABELLED, "duplicate", ["'label'", "True"]),
         ({"text": "SECRET", "id": " "}, ColumnSettings(id="id"), "missing", ["'id'"]),
-        ({"t": "SECRET", "g": ["O"]}, ColumnSettings(tokens="t", tags="g"), "wrong_type", ["'t'"]),
-        (
-            {"t": ["SECRET"], "g": ["O", "O"]}, ColumnSettings(tokens="t", tags="g"), "wrong_count",
-            ["'g'", "2 tags"],
-        ),
-        ({"t": ["SECRET"], "g": ["Q-x"]}, ColumnSettings(tokens="t", tags="g"), "wrong_form", ["'g'"]),
-        (
-            {"t": ["SECRET", "a"], "g": ["B-x", "I-y"]}, ColumnSettings(tokens="t", tags="g"), "conflict",
-            ["'g'"],
-        ),
+        ({"t": "SECRET", "g": ["O"]}, TAGGED, "wrong_type", ["'t'"]),
+        ({"t": ["SECRET"], "g": ["O", "O"]}, TAGGED, "wrong_count", ["'g'", "2 tags"]),
+        ({"t": ["SECRET"], "g": ["Q-x"]}, TAGGED, "wrong_form", ["'g'"]),
+        ({"t": ["SECRET", "a"], "g": ["B-x", "I-y"]}, TAGGED, "conflict", ["'g'"]),
     ],
 )  # fmt: skip
 def test_rows_that_cannot_be_used_are_named_without_their_text(
