@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from instructed import LACKING, MODIFIERS, NOTE
+from pydantic import ValidationError
 from support import problems_of, refused
 
 from fedstrata.core.documents import Document, Relation, Span
@@ -79,10 +80,13 @@ def test_a_built_in_definition_is_not_changed_in_vain() -> None:
 
 
 def test_what_is_asked_for_twice_or_in_vain_is_told() -> None:
-    with pytest.raises(ValueError, match="ner, ner"):
-        Extraction(tasks=["ner", "ner"])
-    with pytest.raises(ValueError, match="mentions_only"):
-        Extraction(tasks=["re"], mentions_only=["a"])
+    for changes, code in (
+        ({"tasks": ["ner", "ner"]}, "duplicate"),
+        ({"tasks": ["re"], "mentions_only": ["a"]}, "no_effect"),
+    ):
+        with pytest.raises(ValidationError) as raised:
+            Extraction(**changes)
+        assert [each["ctx"]["error"].code for each in raised.value.errors()] == [code]
 
 
 def test_a_type_of_test_documents_that_none_is_trained_on_is_told() -> None:
