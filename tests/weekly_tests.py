@@ -18,7 +18,6 @@ WEEKLY = (
     "tests/test_benchmarks.py::test_the_last_line_is_one_json_object[workers.py",  # 157
     "tests/test_benchmarks.py::test_what_is_disturbed_ends_as_if_nobody_had[kill.py",  # 150
     "tests/test_benchmarks.py::test_what_is_disturbed_ends_as_if_nobody_had[poor_line.py",  # 143
-    "tests/planning/test_private_plans.py::test_hopeless_noise_is_warned_of_and_little_noise_is_not",  # 133
     "tests/test_contributing.py::test_what_it_says_to_add_is_checked_and_runs[method",  # 122
     "tests/planning/test_plan.py::test_estimates_are_within_20_percent_of_what_the_run_measures"
     "[fl_llama",  # 115

@@ -72,16 +72,12 @@ def test_a_client_without_what_others_learn() -> None:
     assert "b (fewer than 5)" in told
 
 
-def test_relations_that_nobody_looked_for_are_not_missed() -> None:
+def test_relations_and_mentions_that_nobody_looked_for_are_not_missed() -> None:
     lacking = [replace(note(n, "drug", "dose"), lacks_relations=True) for n in range(1, 4)]
-    clients = {"a": {"train": [note(0, "drug", "dose", "dose", related=[1])]}, "b": {"train": lacking}}
-    assert not warnings(RELATIONS, clients)
-
-
-def test_mentions_that_nobody_looked_for_are_not_missed() -> None:
+    related = [note(0, "drug", "dose", "dose", related=[1])]
+    assert not warnings(RELATIONS, {"a": {"train": related}, "b": {"train": lacking}})
     strange = [replace(note(n), annotates=frozenset({"dose"})) for n in range(1, 4)]
-    clients = {"a": {"train": [note(0, "drug")]}, "b": {"train": strange}}
-    assert not warnings(NER, clients)
+    assert not warnings(NER, {"a": {"train": [note(0, "drug")]}, "b": {"train": strange}})
 
 
 def test_what_somebody_looked_for_is_told_by_type() -> None:

@@ -78,12 +78,6 @@ def test_the_example_of_a_format_gives_what_the_table_says(form: str, tmp_path: 
     assert any(there.values()) if " or " in said else all(there.values()), there
 
 
-def test_every_table_of_a_format_is_beside_an_example() -> None:
-    with_tables = [name for name, text in SECTIONS.items() if re.search(r"^\|---", text, re.MULTILINE)]
-    assert with_tables == ["conll", "superglue"]
-    assert all(files_of(name) for name in with_tables)
-
-
 def test_the_columns_of_the_tables_are_what_is_read(tmp_path: Path) -> None:
     documents = read_example("superglue", tmp_path)
     shown = {document.metadata["superglue"]: document for document in documents}

@@ -93,13 +93,6 @@ def test_what_is_scored_and_was_trained_on_is_counted_by_client_and_part() -> No
     assert got.elsewhere == {"a": Repeated(5, 1, 1), "b": Repeated(3, 1, 1)}
 
 
-def test_clean_documents_repeat_nothing() -> None:
-    texts = [text_of(seed) for seed in range(60)]
-    got = found({"a": {"train": texts[:20], "test": texts[20:30]}, "b": {"train": texts[30:], "test": []}})
-    assert all(own.equal == own.near == 0 for parts in got.learnt.values() for own in parts.values())
-    assert all(own.equal == own.near == 0 for own in got.elsewhere.values())
-
-
 def test_what_notes_of_a_site_have_in_common_makes_no_duplicates() -> None:
     heading = text_of(1000, 90)
     notes = [f"{heading} {text_of(seed, 15)}" for seed in range(40)]

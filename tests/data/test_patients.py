@@ -43,20 +43,15 @@ def patients(documents: Sequence[Document]) -> dict[str, str]:
     return {document.id: document.patient for document in documents}
 
 
-def test_documents_get_the_patient_of_the_file_and_keep_all_else(table) -> None:
+def test_documents_get_the_patient_of_the_file_and_keep_all_else(
+    table, caplog: pytest.LogCaptureFixture
+) -> None:
     named = with_patients(NOTES, table("document,patient\nnorth/n1,p1\nnorth/n2,p1\nsouth/n1,p9\n"), SETTING)
     assert patients(named) == {"north/n1": "p1", "north/n2": "p1", "south/n1": "p9"}
     assert named[1].metadata == {"split": "train", "patient": "p1"}
     assert [document.text for document in named] == [document.text for document in NOTES]
     assert patients_of(named) == {("north", "p1"), ("south", "p9")}
-
-
-@pytest.mark.parametrize("name", ["p1", "p1 ", " p1", "p1\u00a0"])
-def test_blanks_around_a_name_make_nobody_else(name: str) -> None:
-    assert Document("n1", "Fever.", metadata={"patient": name}).patient == "p1"
-
-
-def test_a_document_the_file_leaves_out_keeps_its_own(table) -> None:
+    assert not caplog.text
     named = with_patients(NOTES, table("document,patient\nnorth/n1,p1\n"), SETTING)
     assert patients(named) == {"north/n1": "p1", "north/n2": "", "south/n1": "p9"}
 
@@ -188,9 +183,3 @@ def test_a_file_of_another_corpus_is_refused_and_rows_too_many_are_told(
         with_patients(NOTES, path, SETTING)
     for value in ("2 of the 3", "'n2'", "1 of 3", "'north/n2'"):
         assert value in caplog.text
-
-
-def test_nothing_is_said_of_a_file_that_names_every_document(table, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        with_patients(NOTES, table("document,patient\nnorth/n1,p1\nnorth/n2,p2\nsouth/n1,p9\n"), SETTING)
-    assert not caplog.text

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -91,11 +92,10 @@ def related(documents: list[Document], **settings: Any) -> list[tuple[str, str, 
     ]
 
 
-MODIFIED = Document(
-    "m",
-    "severe chest pain, aspirin 5mg",
-    NOTE.spans,
-    (
+MODIFIED = replace(
+    NOTE,
+    id="m",
+    relations=(
         Relation(1, 0, "MODIFY"),
         Relation(3, 4, "MODIFY"),
         Relation(3, 4, "MOD"),

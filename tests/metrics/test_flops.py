@@ -12,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from peft.tuners.tuners_utils import BaseTunerLayer
+from tiny_models import CONFIGURATIONS, WITHOUT_CAUSAL_LM
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import (
@@ -30,38 +31,21 @@ from fedstrata.core.types import AdapterSize
 from fedstrata.metrics.flops import FlopCounter
 from fedstrata.models.blocks import block_modules, find_layout
 
-SIZES = {
-    "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "pad_token_id": 0,
-}  # fmt: skip
-WIDE = {**SIZES, "intermediate_size": 48}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "bert": WIDE,
-    "roberta": {**WIDE, "max_position_embeddings": 66},
-    "distilbert": {
-        "vocab_size": 64, "dim": 32, "n_layers": 3, "n_heads": 4, "hidden_dim": 48,
-        "max_position_embeddings": 64,
-    },
-    "gpt2": SIZES,
-    "llama": {**WIDE, "num_key_value_heads": 2},
-    "gpt_neox": WIDE,
-    "qwen3": {**WIDE, "num_key_value_heads": 2, "head_dim": 16},
-    "modernbert": {
-        **WIDE, "global_attn_every_n_layers": 2, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1,
-        "sep_token_id": 2,
-    },
-    "electra": {**WIDE, "embedding_size": 16},
-    "deberta-v2": {
-        **WIDE, "relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm",
-        "share_att_key": True, "pos_att_type": ["p2c", "c2p"], "position_biased_input": False,
-    },
-}  # fmt: skip
+FAMILIES = (
+    *("bert", "roberta", "distilbert", "gpt2", "llama", "gpt_neox", "qwen3", "modernbert", "electra"),
+    "deberta-v2",
+)
+CHANGES = {
+    "distilbert": {"n_layers": 3},
+    "qwen3": {"head_dim": 16},
+    "deberta-v2": {"conv_kernel_size": 0},
+}
+"""What is other than in `CONFIGURATIONS`."""
 KINDS = {
     "token-classification": AutoModelForTokenClassification,
     "sequence-classification": AutoModelForSequenceClassification,
     "causal-lm": AutoModelForCausalLM,
 }
-WITHOUT_CAUSAL_LM = {"distilbert", "deberta-v2", "modernbert"}
 ROWS, TOKENS = 3, 10
 QUICK = {
     ("bert", "sequence-classification"),
@@ -89,7 +73,8 @@ def cases(choice: Collection[tuple[str, ...]], *parts: Collection[str]) -> list[
 
 def tiny(family: str, kind: str = "token-classification") -> nn.Module:
     """A model of three blocks, all frozen."""
-    config = AutoConfig.for_model(family, **FAMILIES[family])
+    sizes = {**CONFIGURATIONS[family], "num_hidden_layers": 3, **CHANGES.get(family, {})}
+    config = AutoConfig.for_model(family, **sizes)
     config._attn_implementation = "eager"  # torch counts no fused attention of a processor
     return KINDS[kind].from_config(config).requires_grad_(False)
 
@@ -225,24 +210,20 @@ def skipped(*blocks: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("active", [(0, 1), (0, 2), (1, 2), (2,), ()])
-@pytest.mark.parametrize("choice", [everything, top])
-def test_blocks_that_do_not_run_cost_nothing(choice: Callable[..., Any], active: tuple[int, ...]) -> None:
-    module = tiny("llama")
-    layout = find_layout(module)
-    names = choice(module, layout)
+@pytest.mark.parametrize("choice", [everything, top, "lora", "bottleneck"])
+def test_blocks_that_do_not_run_cost_nothing_nor_do_their_adapters(
+    choice: Callable[..., Any] | str, active: tuple[int, ...]
+) -> None:
+    if isinstance(choice, str):
+        module, layout = adapted("bert", ADAPTERS[choice], "sequence-classification")
+        names = layout.all
+    else:
+        module = tiny("llama")
+        layout = find_layout(module)
+        names = choice(module, layout)
     counter = FlopCounter(module, layout, names)
     skipped(*(block for index, block in enumerate(block_modules(module, layout)) if index not in active))
     expected = count(module, layout, names)
-    assert counter.batch(ROWS, TOKENS, active_blocks=active) == expected
-
-
-@pytest.mark.parametrize("active", [(0, 2), (2,), ()])
-@pytest.mark.parametrize("adapter", ["lora", "bottleneck"])
-def test_adapters_of_blocks_that_do_not_run_cost_nothing(adapter: str, active: tuple[int, ...]) -> None:
-    module, layout = adapted("bert", ADAPTERS[adapter], "sequence-classification")
-    counter = FlopCounter(module, layout, layout.all)
-    skipped(*(block for index, block in enumerate(block_modules(module, layout)) if index not in active))
-    expected = count(module, layout, layout.all)
     assert counter.batch(ROWS, TOKENS, active_blocks=active) == expected
 
 
@@ -266,10 +247,10 @@ def test_checkpointed_blocks_run_forward_once_more() -> None:
 
 
 def test_of_a_mixture_the_experts_that_a_token_goes_to_are_counted() -> None:
-    sizes = {**WIDE, "num_key_value_heads": 2, "num_local_experts": 4}
+    sizes = {**CONFIGURATIONS["mixtral"], "num_hidden_layers": 3, "num_local_experts": 4}
     by_experts = {}
     for experts in (1, 2):
-        config = AutoConfig.for_model("mixtral", **sizes, num_experts_per_tok=experts)
+        config = AutoConfig.for_model("mixtral", **{**sizes, "num_experts_per_tok": experts})
         module = AutoModelForCausalLM.from_config(config)
         by_experts[experts] = FlopCounter(module, find_layout(module), ()).prefix(1, TOKENS, 3)
     assert by_experts[2] - by_experts[1] == 3 * TOKENS * 2.0 * 3 * 32 * 48

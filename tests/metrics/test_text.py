@@ -103,12 +103,10 @@ def test_answers_that_are_no_words_are_equal_to_each_other_only() -> None:
     assert token_f1("the", "arm") == 0.0
 
 
-@pytest.mark.parametrize(("texts", "references"), [([], []), (["a"], [])])
-def test_texts_without_references_are_refused(texts: list[str], references: list[str]) -> None:
-    with pytest.raises(ValueError, match="references"):
-        overlap_scores(texts, references)
-    if texts:
+def test_texts_without_references_are_refused() -> None:
+    for texts in ([], ["a"]):
+        with pytest.raises(ValueError, match="references"):
+            overlap_scores(texts, [])
+    for references in ([], [[]]):
         with pytest.raises(ValueError, match="right answers"):
-            answer_tally(texts, [[each] for each in references])
-    with pytest.raises(ValueError, match="right answers"):
-        answer_tally(["a"], [[]])
+            answer_tally(["a"], references)

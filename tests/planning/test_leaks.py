@@ -72,31 +72,70 @@ def shown_by(warnings: Sequence[str]) -> list[str]:
     ]
 
 
-def test_a_client_of_fewer_tokens_than_layers_are_wide_is_named() -> None:
-    (warning,) = leaks_of(TOP, SGD, tokens=[MOST, MOST + 1, 500])
-    assert re.match("layer_skipping .* SGD", warning)
-    assert re.search(r"\(site-1 30\), .* 32 numbers", warning)
-    assert "token by token" in warning
-    assert shown_by([warning]) == ["span"]
+ADAM = "training.optimizer=adamw"
+LORA = "adapter={kind: lora, rank: 2, targets: [q_proj, k_proj, v_proj]}"
+NOISY = "method={name: fl_llama, front: 0, noise: {scale: SCALE}}"
+FEW, MANY = [1, 500, 500], [500, 500, 500]
+SUM = [r"3 clients in round 1 .* 30 tokens", "if not whose", "^(?!.*site-)"]
+WORDS = [r"summed .* word embedding", "if not whose", "^(?!.*site-)"]
+SEVEN = r"\(site-1 3, site-2 4, site-3 5, site-4 6, site-5 7 and 2 more\)"
+LEAKS: dict[str, tuple[tuple[str, ...], list[int], list[str], list[str]]] = {
+    "fewer tokens than layers are wide": (
+        (TOP, SGD),
+        [MOST, MOST + 1, 500],
+        ["span"],
+        ["^layer_skipping .* SGD", r"\(site-1 30\), .* 32 numbers", "token by token"],
+    ),
+    "as many tokens": ((TOP, SGD), [WIDTH] * 3, [], []),
+    "many clients": ((TOP, SGD, *FIVE, "data.synthetic.sites=7"), [3, 4, 5, 6, 7, 8, 9], ["span"], [SEVEN]),
+    "Adam": ((TOP, ADAM), [1] * 3, [], []),
+    "Adam and an adapter": (("method={name: fedlora}", ADAM), [1] * 3, [], []),
+    "differential privacy": ((TOP, SGD, *PRIVATE), [1] * 3, [], []),
+    "nothing is sent": (("method={name: local_only}", SGD), [1] * 3, [], []),
+    "notes themselves travel": (("method={name: centralized}", SGD), [1], [], []),
+    # Queries, keys and values read the same, so that three times the rank of each is sent of it.
+    "the rank of an adapter": (
+        ("method={name: fedlora}", LORA, SGD),
+        [5, 6, WIDTH - 1],
+        ["span"],
+        [r"\(site-1 5\), fewer than 6,"],
+    ),
+    "an encoder": ((TOP, SGD, BERT), [MOST, 500, 500], [], ["guesses", "^(?!.*token by token)"]),
+    "a secure sum of few tokens": ((TOP, SGD, SUMMED), [10, 10, 10], ["span"], SUM),
+    "a secure sum of enough": ((TOP, SGD, SUMMED), [10, 11, 10], [], []),
+    "few tokens and the embedding": ((FEDAVG, SGD), FEW, ["span", "invert"], []),
+    "the embedding with Adam": ((FEDAVG,), FEW, ["invert"], []),
+    "the embedding with noise": ((FEDAVG, SGD, *PRIVATE), FEW, [], []),
+    "the embedding in a secure sum": ((FEDAVG, SUMMED), MANY, ["invert"], WORDS),
+    "the embedding is the output layer": (
+        (FEDAVG, "task={name: lm, max_length: 32}", "data.types=null"),
+        MANY,
+        ["invert"],
+        ["change most"],
+    ),
+    "the embedding is shared": (("method={name: fedper}",), MANY, ["invert"], []),
+    "a portion of all travels": (
+        ("method={name: fedtlu, portion: 0.5, selection: exact}",),
+        MANY,
+        ["invert"],
+        [],
+    ),
+    "an adapter travels": (("method={name: fedlora}",), MANY, [], []),
+    "upper blocks travel": (("method={name: layer_skipping, top: 2}",), MANY, [], []),
+    "hidden states": ((NOISY.replace("SCALE", "0.0"),), MANY, ["hidden"], []),
+    "hidden states with noise": ((NOISY.replace("SCALE", "0.1"),), MANY, [], []),
+}
+"""What is run by clients of so many tokens, the attacks that show what leaks, and what is said."""
 
 
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        pytest.param((TOP, "training.optimizer=adamw"), id="Adam"),
-        pytest.param((TOP, SGD, *PRIVATE), id="differential privacy"),
-        pytest.param(("method={name: local_only}", SGD), id="nothing is sent"),
-        pytest.param(("method={name: fedlora}", "training.optimizer=adamw"), id="Adam and an adapter"),
-        pytest.param(("method={name: centralized}", SGD), id="notes themselves travel"),
-    ],
-)
-def test_few_tokens_where_nothing_can_be_read_are_not_warned_of(overrides: tuple[str, ...]) -> None:
-    workloads = len(estimate_of(*overrides).workloads)
-    assert leaks_of(*overrides, tokens=[1] * workloads) == []
-
-
-def test_as_many_tokens_as_layers_are_wide_are_not_warned_of() -> None:
-    assert leaks_of(TOP, SGD, tokens=[WIDTH] * 3) == []
+@pytest.mark.parametrize(("overrides", "tokens", "attacks", "said"), LEAKS.values(), ids=LEAKS)
+def test_what_leaks_is_warned_of(
+    overrides: tuple[str, ...], tokens: list[int], attacks: list[str], said: list[str]
+) -> None:
+    warnings = leaks_of(*overrides, tokens=tokens)
+    assert shown_by(warnings) == attacks
+    assert len(warnings) == max(len(attacks), bool(said))
+    assert all(re.search(each, warnings[0]) for each in said)
 
 
 def test_epochs_make_no_more_tokens_and_those_counted_are_those_trained_on() -> None:
@@ -104,29 +143,6 @@ def test_epochs_make_no_more_tokens_and_those_counted_are_those_trained_on() -> 
     for site in sites_of(estimate.experiment)[1]:
         batch = site.task.collate(site.encode())
         assert estimate.workloads[site.id].tokens == int(batch["attention_mask"].sum())
-
-
-def test_of_an_adapter_the_rank_of_what_is_sent_counts() -> None:
-    """Queries, keys and values read the same, so that three times the rank of each is sent of it."""
-    lora = ("method={name: fedlora}", "adapter={kind: lora, rank: 2, targets: [q_proj, k_proj, v_proj]}", SGD)
-    (warning,) = leaks_of(*lora, tokens=[5, 6, WIDTH - 1])
-    assert "(site-1 5), fewer than 6," in warning
-
-
-def test_in_an_encoder_texts_can_be_tried_and_not_read() -> None:
-    (warning,) = leaks_of(TOP, SGD, BERT, tokens=[MOST, 500, 500])
-    assert "guesses" in warning
-    assert shown_by([warning]) == []
-    assert "token by token" not in warning
-
-
-def test_in_a_secure_sum_the_tokens_of_all_its_clients_count() -> None:
-    assert leaks_of(TOP, SGD, SUMMED, tokens=[10, 11, 10]) == []
-    (warning,) = leaks_of(TOP, SGD, SUMMED, tokens=[10, 10, 10])
-    assert re.search("3 clients in round 1 .* 30 tokens", warning)
-    assert "if not whose" in warning
-    assert "site-" not in warning
-    assert shown_by([warning]) == ["span"]
 
 
 def test_of_sums_of_other_clients_in_every_round_the_one_of_fewest_tokens_counts() -> None:
@@ -154,43 +170,6 @@ def test_a_method_that_sends_the_word_embedding_names_words(optimizer: str) -> N
     assert shown_by([warning]) == ["invert"]
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        ("method={name: fedper}", True),
-        ("method={name: fedtlu, portion: 0.5, selection: exact}", True),
-        ("method={name: fedlora}", False),
-        ("method={name: layer_skipping, top: 2}", False),
-        ("method={name: local_only}", False),
-    ],
-)
-def test_what_travels_decides_whether_words_are_named(method: str, words: bool) -> None:
-    assert shown_by(leaks_of(method)) == ["invert"] * words
-
-
-def test_few_tokens_and_the_embedding_are_two_leaks_and_adam_leaves_the_second() -> None:
-    assert shown_by(leaks_of(FEDAVG, SGD, tokens=[1, 500, 500])) == ["span", "invert"]
-    assert shown_by(leaks_of(FEDAVG, tokens=[1, 500, 500])) == ["invert"]
-    assert leaks_of(FEDAVG, SGD, *PRIVATE, tokens=[1, 500, 500]) == []
-
-
-def test_words_in_a_secure_sum_are_nobody_s() -> None:
-    (warning,) = leaks_of(FEDAVG, SUMMED)
-    assert re.search("summed .* word embedding", warning)
-    assert "if not whose" in warning
-    assert "site-" not in warning
-
-
-def test_words_of_an_embedding_that_is_the_output_layer_too_stand_out() -> None:
-    (warning,) = leaks_of(FEDAVG, "task={name: lm, max_length: 32}", "data.types=null")
-    assert "change most" in warning
-
-
-def test_of_many_clients_the_first_are_named() -> None:
-    (warning,) = leaks_of(TOP, SGD, *FIVE, "data.synthetic.sites=7", tokens=[3, 4, 5, 6, 7, 8, 9])
-    assert "(site-1 3, site-2 4, site-3 5, site-4 6, site-5 7 and 2 more)" in warning
-
-
 def test_hidden_states_without_noise_are_warned_of_by_the_blocks_in_front_of_them() -> None:
     cuts = "cuts: {site-2: {front: 1, back: 1}}"
     found = leaks_of(f"method={{name: fl_llama, front: 0, back: 1, {cuts}}}", SGD, tokens=[1, 1, 1])
@@ -198,12 +177,6 @@ def test_hidden_states_without_noise_are_warned_of_by_the_blocks_in_front_of_the
     assert re.search("site-1, site-3 .*0 blocks", found[0])
     assert "nearest embedding" in found[0]
     assert re.search("site-2 .*1 block ", found[1])
-
-
-@pytest.mark.parametrize(("scale", "warned"), [(0.0, 1), (0.1, 0)])
-def test_noise_on_hidden_states_is_looked_at(scale: float, warned: int) -> None:
-    found = leaks_of(f"method={{name: fl_llama, front: 0, noise: {{scale: {scale}}}}}")
-    assert shown_by(found) == ["hidden"] * warned
 
 
 @pytest.fixture

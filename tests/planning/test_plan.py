@@ -44,10 +44,6 @@ SIZES_VARY = ("hetlora", "fedadaopt")
 """Methods whose clients send adapters of several sizes; a rehearsal of two clients cannot know them."""
 
 
-DRAWN = "droppeft"
-"""Which blocks have run, so that they are sent, is drawn."""
-
-
 REPORTING = ("layer_skipping", "fedtlu", "local_only", "flora")
 """Methods of which the report is written too, which takes as long as the run."""
 
@@ -64,6 +60,7 @@ SUMMED = (
 """A run whose updates are masked and seen as sums alone."""
 
 
+PORTION = "method={name: fedtlu, portion: 0.5, selection: exact}"
 SLOW = pytest.mark.slow
 
 
@@ -73,39 +70,22 @@ def test_a_plan_says_that_it_cannot_know_the_sizes_of_adapters(name: str) -> Non
     assert any("several sizes" in warning for warning in plan.warnings)
 
 
-def test_an_instruction_that_names_what_documents_say_is_planned(tmp_path: Path) -> None:
-    row = '"CC","Cough.","Doctor: Yes? Patient: I cough."\n'
-    for part in ("TrainingSet", "ValidationSet", "TestSet-1"):
-        table = tmp_path / f"MTS-Dialog-{part}.csv"
-        table.write_text(
-            "ID,section_header,section_text,dialogue\n" + "".join(f"{n},{row}" for n in range(4))
-        )
-    data = [
-        f"data={{format: mts_dialog, path: {tmp_path}}}",
-        "partition={by: iid, clients: 2}",
-        "data.types=null",
-    ]
-    task = "task={name: summarize, max_length: 96, answer_length: 8}"
-    kept = [value for value in TINY if not value.startswith(("data.", "task."))]
-    assert make_plan(read_source(None, [*kept, *data, task, "method={name: fedavg}"]), seconds=0.0)
-
-
-def test_a_question_about_two_texts_is_planned(tmp_path: Path) -> None:
-    lines = [
-        {
-            "id": str(n),
-            "text": "He was treated.",
-            "text_pair": "He was ill.",
-            "labels": ["yes" if n % 2 else "no"],
-        }
-        for n in range(24)
-    ]
+@pytest.mark.parametrize(
+    "task",
+    [
+        "{name: summarize, max_length: 96, answer_length: 8}",
+        "{name: cloze, question: labels, template: '{text} {text_pair} {answer}', words: {yes: y, no: n}}",
+    ],
+    ids=["summarize", "cloze"],
+)
+def test_a_question_that_names_what_documents_say_is_planned(tmp_path: Path, task: str) -> None:
+    common = {"text": "He was treated.", "text_pair": "He was ill.", "metadata": {"section": "CC"}}
+    lines = [{"id": str(number), "labels": [("no", "yes")[number % 2]], **common} for number in range(24)]
     (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)))
     kept = [value for value in TINY if not value.startswith(("data.", "task."))]
     data = [f"data={{format: jsonl, path: {tmp_path / 'pairs.jsonl'}}}", "partition={by: iid, clients: 2}"]
-    words = "template: '{text} {text_pair} {answer}', words: {'yes': 'yes', 'no': 'no'}"
-    task = f"task={{name: cloze, question: labels, {words}}}"
-    assert make_plan(read_source(None, [*kept, *data, task, "method={name: fedavg}"]), seconds=0.0)
+    source = read_source(None, [*kept, *data, f"task={task}", "method={name: fedavg}"])
+    assert make_plan(source, seconds=0.0).communication["bytes_up"]
 
 
 def test_what_workers_do_at_once_takes_its_time_once() -> None:
@@ -142,26 +122,24 @@ def test_a_plan_says_that_it_cannot_know_which_blocks_run() -> None:
 @pytest.mark.parametrize(
     "overrides",
     [
-        *(
-            pytest.param((f"method={{name: {name}}}", "data.split.server=2"), marks=SLOW)
-            for name in METHODS
-            if name not in (*SIZES_VARY, DRAWN)
-        ),
-        pytest.param(("method={name: droppeft, rates: 0.0}",), marks=SLOW),
-        pytest.param(("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"), marks=SLOW),
-        pytest.param(("method={name: layer_skipping, top: 1, head: local}",), marks=SLOW),
-        pytest.param(("method={name: layer_skipping, top: auto}", "training.cache=off"), marks=SLOW),
-        pytest.param(("method={name: fedper}", "data.split.test_sites=[site-3]"), marks=SLOW),
         SAMPLED,
-        pytest.param(("method={name: flora}", "federation.sample=0.67"), marks=SLOW),
-        pytest.param(SUMMED, marks=SLOW),
-        pytest.param(
-            (
-                "method={name: fedtlu, portion: 0.5, selection: exact}",
-                *SUMMED[1:],
-                "federation={rounds: 3, sample: 0.8}",
-            ),
-            marks=SLOW,
+        *(
+            pytest.param(each, marks=SLOW)
+            for each in (
+                *(
+                    (f"method={{name: {name}}}", "data.split.server=2")
+                    for name in METHODS
+                    if name not in (*SIZES_VARY, "droppeft")  # whose blocks that run are drawn
+                ),
+                ("method={name: droppeft, rates: 0.0}",),
+                ("method={name: droppeft, rates: 0.0}", "federation.sample=0.67"),
+                ("method={name: layer_skipping, top: 1, head: local}",),
+                ("method={name: layer_skipping, top: auto}", "training.cache=off"),
+                ("method={name: fedper}", "data.split.test_sites=[site-3]"),
+                ("method={name: flora}", "federation.sample=0.67"),
+                SUMMED,
+                (PORTION, *SUMMED[1:], "federation={rounds: 3, sample: 0.8}"),
+            )
         ),
     ],
     ids=str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 from support import TINY, RunTiny, assert_same_tensors
 
+from fedstrata.core.documents import Document
 from fedstrata.core.settings.source import read_source
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
@@ -23,18 +25,18 @@ from fedstrata.planning.survey import survey
 from fedstrata.privacy.accounting import Mechanism, epsilon_of
 from fedstrata.privacy.groups import epsilon_of_group
 
+FEW_UNITS = "unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, delta: 0.001, expected_batch: 4"
 PRIVATE = (
     "data.synthetic.notes=12",
     "task.max_length=32",
     "task.types=[problem, test, treatment, drug]",
-    "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, epsilon: 8, "
-    "delta: 0.001, expected_batch: 4, steps: 3, windows: 2}",
+    f"privacy={{mechanism: local, epsilon: 8, steps: 3, windows: 2, {FEW_UNITS}}}",
 )
 
-JOINT = (
-    "privacy={mechanism: joint, secure_aggregation: true, unit: document, sigma: 2, delta: 0.001, "
-    "units: {site-1: 12, site-2: 12, site-3: 12}, expected_batch: 4}"
-)
+JOINT = f"privacy={{mechanism: joint, secure_aggregation: true, sigma: 2, {FEW_UNITS}}}"
+
+
+MANY_UNITS = "privacy.units={site-1: 99, site-2: 99, site-3: 99}"
 
 
 @cache
@@ -54,26 +56,16 @@ def experiment_of(*overrides: str) -> Experiment:
     "overrides",
     [
         (),
-        pytest.param(("method={name: fedavg}", "privacy.noise=seeded"), marks=pytest.mark.slow),
-        pytest.param(
-            (
-                "privacy.unit=window",
-                "privacy.units={site-1: 99, site-2: 99, site-3: 99}",
-                "federation.sample=0.67",
-            ),
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(("method={name: local_only}",), marks=pytest.mark.slow),
-        pytest.param(("method={name: centralized}",), marks=pytest.mark.slow),
-        pytest.param(("method={name: fedper}", "federation.sample=0.67"), marks=pytest.mark.slow),
-        pytest.param(
-            (
-                "privacy.secure_aggregation=true",
-                "privacy.range=1000",
-                "privacy.ring=24",
-                "method={name: fedavg}",
-            ),
-            marks=pytest.mark.slow,
+        ("method={name: fedavg}", "privacy.noise=seeded"),
+        ("privacy.unit=window", MANY_UNITS, "federation.sample=0.67"),
+        ("method={name: local_only}",),
+        ("method={name: centralized}",),
+        ("method={name: fedper}", "federation.sample=0.67"),
+        (
+            "privacy.secure_aggregation=true",
+            "privacy.range=1000",
+            "privacy.ring=24",
+            "method={name: fedavg}",
         ),
     ],
     ids=str,
@@ -121,8 +113,7 @@ def test_steps_passes_and_tokens_are_those_of_units_and_not_of_epochs() -> None:
 
 
 def test_units_of_one_row_share_passes_where_the_run_lets_them() -> None:
-    units = "privacy.units={site-1: 99, site-2: 99, site-3: 99}"
-    experiment = experiment_of("privacy.unit=window", units, "privacy.expected_batch=33")
+    experiment = experiment_of("privacy.unit=window", MANY_UNITS, "privacy.expected_batch=33")
     for workload in survey(experiment).workloads:
         assert workload.units == workload.examples
         assert workload.round_passes < 3 * 33 / 99 * workload.units / 2
@@ -137,6 +128,7 @@ def test_the_rehearsal_draws_every_unit_from_the_seed_and_nothing_secret(
 
     experiment = experiment_of()
     before = experiment.model.snapshot(experiment.model.layout.all)
+    random_state = torch.get_rng_state()
     surveyed = survey(experiment)
     monkeypatch.setattr("fedstrata.privacy.randomness.SecureRandomness", secret)
     measured = rehearse(experiment, surveyed.samples, seconds=0.0, place=tmp_path)
@@ -148,6 +140,7 @@ def test_the_rehearsal_draws_every_unit_from_the_seed_and_nothing_secret(
         assert {step.passes for step in turn.steps} == {expected}
     assert not list(tmp_path.iterdir())
     assert experiment.privacy.settings.noise == "secure"
+    assert torch.equal(torch.get_rng_state(), random_state)
     assert_same_tensors(before, experiment.model.tensors(experiment.model.layout.all))
 
 
@@ -165,17 +158,6 @@ def test_time_is_that_of_steps_passes_and_tokens() -> None:
         assert estimate.turn_seconds(workload) == pytest.approx(2.0 + steps_take)
 
 
-@pytest.mark.slow
-def test_a_planned_run_is_the_run_that_was_not_planned(run_tiny: RunTiny) -> None:
-    seeded = (*PRIVATE, "privacy.noise=seeded", "federation.rounds=1")
-    before = run_tiny(*seeded, out="before")
-    random_state = torch.get_rng_state()
-    plan_private.__wrapped__("privacy.noise=seeded", "federation.rounds=1")
-    assert torch.equal(torch.get_rng_state(), random_state)
-    after = run_tiny(*seeded, out="after")
-    assert_same_tensors(before.state.tensors, after.state.tensors)
-
-
 @pytest.mark.parametrize(
     ("noise", "steps", "hopeless"),
     [
@@ -191,32 +173,27 @@ def test_noise_is_hopeless_where_the_design_has_it(
     assert {count: noise_ratio(noise, count, steps) > HOPELESS for count in hopeless} == hopeless
 
 
-@pytest.mark.slow
-def test_hopeless_noise_is_warned_of_and_little_noise_is_not() -> None:
-    little = "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, "
-    little += "sigma: 0.01, delta: 0.001, expected_batch: 4, steps: 3}"
-    assert not any("hopeless" in warning for warning in plan_private(little).warnings)
-    (warning,) = [warning for warning in plan_private().warnings if "hopeless" in warning]
-    assert "trained number" in warning
-
-
 def test_without_noise_there_is_no_epsilon() -> None:
-    none = "privacy={mechanism: local, unit: document, units: {site-1: 12, site-2: 12, site-3: 12}, "
-    none += "sigma: 0.0, delta: 0.001, expected_batch: 4, steps: 3}"
-    plan = plan_private(none)
+    plan = plan_private(f"privacy={{mechanism: local, sigma: 0.0, steps: 3, {FEW_UNITS}}}")
     assert plan.privacy is not None
     assert plan.privacy.epsilon is None
     assert {own.epsilon for own in plan.privacy.clients.values()} == {None}
     assert any("nothing is protected" in warning for warning in plan.warnings)
+    assert not any("hopeless" in warning for warning in plan.warnings)
+
+
+def plan_of(folder: Path, corpus: Sequence[Document], unit: str, *overrides: str) -> RunPlan:
+    """Plans a private run of two sites on documents of one's own."""
+    write(corpus, folder / unit, "jsonl")
+    notes = f"data={{format: jsonl, path: {folder / unit}, types: [problem, test, treatment, drug]}}"
+    privacy = f"privacy={{mechanism: local, unit: {unit}, units: {{site-1: 150, site-2: 150}}, sigma: 1.5, "
+    return plan_private(notes, privacy + "delta: 0.001, expected_batch: 2, steps: 3}", *overrides)
 
 
 @pytest.mark.slow
 def test_epsilon_by_window_is_told_by_patient(tmp_path: Path) -> None:
     corpus = generate(seed=1, sites=2, notes=12, notes_per_patient=3)
-    write(corpus, tmp_path / "notes", "jsonl")
-    notes = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
-    units = "privacy={mechanism: local, unit: window, units: {site-1: 150, site-2: 150}, sigma: 1.5, "
-    plan = plan_private(notes, units + "delta: 0.001, expected_batch: 2, steps: 3}", "task.max_length=64")
+    plan = plan_of(tmp_path, corpus, "window", "task.max_length=64")
     assert plan.privacy is not None
     patients = plan.privacy.patients
     assert patients is not None
@@ -232,12 +209,7 @@ def test_epsilon_by_window_is_told_by_patient(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_documents_stand_for_patients_where_none_is_named(tmp_path: Path) -> None:
     corpus = [replace(note, metadata={}) for note in generate(seed=1, sites=2, notes=12)]
-    write(corpus, tmp_path / "notes", "jsonl")
-    notes = f"data={{format: jsonl, path: {tmp_path / 'notes'}, types: [problem, test, treatment, drug]}}"
-    units = "privacy={mechanism: local, unit: UNIT, units: {site-1: 150, site-2: 150}, sigma: 1.5, "
-    units += "delta: 0.001, expected_batch: 2, steps: 3}"
-    by_window = plan_private(notes, units.replace("UNIT", "window")).privacy
-    by_document = plan_private(notes, units.replace("UNIT", "document")).privacy
+    by_window, by_document = (plan_of(tmp_path, corpus, unit).privacy for unit in ("window", "document"))
     assert by_window is not None and by_window.patients is not None
     assert by_window.patients.of == "document"
     assert by_document is not None and by_document.patients is None
@@ -268,6 +240,7 @@ def test_a_plan_says_how_joint_noise_is_shared_and_what_is_on_the_mean() -> None
     assert made.privacy.noise_on_mean == pytest.approx(2 / (3 * 4), rel=0.02)
     assert made.privacy.epsilon is not None
     assert any("all of them" in warning for warning in made.warnings)
+    assert any("hopeless" in warning for warning in made.warnings)
 
 
 @pytest.mark.slow

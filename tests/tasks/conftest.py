@@ -21,6 +21,23 @@ NOTES = [
 ]
 
 
+class Numbers:
+    """A tokenizer of texts that are numbers with blanks between them: each is its own id."""
+
+    eos_token_id, sep_token_id, pad_token_id = 0, None, None
+
+    def __len__(self) -> int:
+        return 4
+
+    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
+
+
+@pytest.fixture(scope="session")
+def numbers() -> Numbers:
+    return Numbers()
+
+
 @pytest.fixture(scope="session")
 def byte_level() -> Any:
     """Byte-level BPE as Llama 3's: a blank belongs to the word after it, one special token in front."""
@@ -86,5 +103,20 @@ def make_model(request: pytest.FixtureRequest) -> Callable[[int], Any]:
         else:
             model = BertForTokenClassification(BertConfig(**shape, num_labels=classes))
         return model.eval()
+
+    return make
+
+
+@pytest.fixture
+def tiny_causal(tiny_model: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes a causal language model of 400 tokens, far from uniform, so that rounding does not decide."""
+
+    def make(family: str = "llama", std: float = 0.6, **config: Any) -> Any:
+        sizes = {"vocab_size": 400, "max_position_embeddings": 600, **config}
+        module = tiny_model(family, "causal-lm", config=sizes).module.requires_grad_(True)
+        torch.manual_seed(0)
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=std)
+        return module.eval()
 
     return make

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -13,19 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import problems_of, refused
 from torch.nn import functional as F
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    LlamaConfig,
-    LlamaForSequenceClassification,
-)
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.split import Split
 from fedstrata.tasks.classify import DocumentClassification, LabelAnswer, pool
+from fedstrata.tasks.ner import NamedEntityRecognition
 
-QUICK_SINGLE, QUICK_MULTI = ("byte_level", "llama", "single_label"), ("word_piece", "bert", "multi_label")
 LABELS = ("401.9", "428.0", "584.9")
 NOTES = [
     Document("a", "severe chest pain, given aspirin 5mg " * 6, labels=("428.0", "401.9")),
@@ -36,29 +28,17 @@ NOTES = [
 ONE_EACH = [Document(f"s{n}", f"note {n} of pain " * (n + 1), labels=(LABELS[n % 3],)) for n in range(5)]
 
 
-def task_of(
-    kind: str = "multi_label", labels: tuple[str, ...] = LABELS, **rest: Any
-) -> DocumentClassification:
-    return DocumentClassification(problem_type=kind, **{"max_length": 16, "stride": 4, **rest}).of_labels(
-        labels
-    )
+def task_of(kind: str = "multi_label", **rest: Any) -> DocumentClassification:
+    settings = {"max_length": 16, "stride": 4, **rest}
+    return DocumentClassification(problem_type=kind, **settings).of_labels(LABELS)
 
 
-@pytest.fixture(scope="session", params=["llama", "bert"])
-def classifier(request: pytest.FixtureRequest, tokenizer: Any) -> Callable[[], Any]:
-    """Makes a tiny random classifier with three labels, in evaluation mode."""
-    shape = {"vocab_size": 400, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    shape |= {"num_attention_heads": 4, "max_position_embeddings": 512, "num_labels": 3}
-
-    def make() -> Any:
-        torch.manual_seed(0)
-        if request.param == "llama":
-            return LlamaForSequenceClassification(
-                LlamaConfig(**shape, pad_token_id=tokenizer.pad_token_id)
-            ).eval()
-        return BertForSequenceClassification(BertConfig(**shape)).eval()
-
-    return make
+@pytest.fixture(params=["llama", "bert"])
+def classifier(request: pytest.FixtureRequest, tokenizer: Any, tiny_model: Any) -> Any:
+    """A tiny random classifier with three labels, in evaluation mode."""
+    module = tiny_model(request.param, "sequence-classification", config={"vocab_size": 400}).module
+    module.config.pad_token_id = tokenizer.pad_token_id
+    return module.requires_grad_(True).eval()
 
 
 def naive_logits(task: DocumentClassification, module: Any, example: Any) -> torch.Tensor:
@@ -72,9 +52,9 @@ def naive_logits(task: DocumentClassification, module: Any, example: Any) -> tor
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 @pytest.mark.parametrize("kind", ["single_label", "multi_label"])
 def test_predictions_pool_the_windows_of_each_document(
-    tokenizer: Any, classifier: Callable[[], Any], kind: str, pooling: str
+    tokenizer: Any, classifier: Any, kind: str, pooling: str
 ) -> None:
-    task, module = task_of(kind, pooling=pooling), classifier()
+    task, module = task_of(kind, pooling=pooling), classifier
     documents = NOTES if kind == "multi_label" else ONE_EACH
     examples = task.encode(documents, tokenizer)
     assert max(len(example.windows) for example in examples) > 2
@@ -83,10 +63,8 @@ def test_predictions_pool_the_windows_of_each_document(
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_prediction_runs_no_more_windows_at_a_time_than_documents(
-    tokenizer: Any, classifier: Callable[[], Any]
-) -> None:
-    task, module, sizes = task_of(), classifier(), []
+def test_prediction_runs_no_more_windows_at_a_time_than_documents(tokenizer: Any, classifier: Any) -> None:
+    task, module, sizes = task_of(), classifier, []
     module.register_forward_pre_hook(
         lambda _, __, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
     )
@@ -98,9 +76,9 @@ def test_prediction_runs_no_more_windows_at_a_time_than_documents(
 
 @pytest.mark.parametrize("pooling", ["mean", "max"])
 def test_the_multi_label_loss_and_gradient_are_those_of_a_loop(
-    tokenizer: Any, classifier: Callable[[], Any], pooling: str
+    tokenizer: Any, classifier: Any, pooling: str
 ) -> None:
-    task, module = task_of(pooling=pooling, positive_weight=3.0), classifier()
+    task, module = task_of(pooling=pooling, positive_weight=3.0), classifier
     examples = task.encode(NOTES, tokenizer)
     loss, terms = task.loss(module, task.collate(examples))
     loss.backward()
@@ -122,9 +100,9 @@ def test_the_multi_label_loss_and_gradient_are_those_of_a_loop(
 
 
 def test_the_single_label_loss_is_the_cross_entropy_of_documents_that_have_a_label(
-    tokenizer: Any, classifier: Callable[[], Any]
+    tokenizer: Any, classifier: Any
 ) -> None:
-    task, module = task_of("single_label"), classifier()
+    task, module = task_of("single_label"), classifier
     examples = task.encode([*ONE_EACH, Document("none", "no label")], tokenizer)
     loss, terms = task.loss(module, task.collate(examples))
     expected = 0.0
@@ -185,8 +163,6 @@ def test_only_the_first_windows_of_a_long_document_are_read(tokenizer: Any) -> N
 
 
 def test_the_windows_are_those_of_a_task_on_tokens(tokenizer: Any) -> None:
-    from fedstrata.tasks.ner import NamedEntityRecognition
-
     ner = NamedEntityRecognition(max_length=16, stride=4).of_types(["problem"])
     windows = [ids.tolist() for example in ner.encode(NOTES[:3], tokenizer) for ids in example.windows]
     ours = [ids.tolist() for example in task_of().encode(NOTES[:3], tokenizer) for ids in example.windows]
@@ -220,29 +196,23 @@ def test_scores_take_any_subset_and_always_have_the_metrics() -> None:
     assert "macro_auc" not in task_of().score(NOTES[1:2], [LabelAnswer((), np.zeros(3))])
 
 
-def test_the_labels_of_a_corpus_are_those_of_all_its_documents() -> None:
+def test_the_labels_of_a_corpus_are_those_of_all_its_documents_and_so_is_the_kind_of_problem(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     a, b, c = (Document(label, "x", labels=(label, "z")) for label in "cab")
     task = DocumentClassification().fitted({"north": Split((a,), (b,)), "south": Split((a,), (), (c,))})
     assert task.classes == ("a", "b", "c", "z")
     assert (task.head_type, task.metric) == ("multi_label_classification", "micro_f1")
-
-
-def test_documents_without_a_label_among_others_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    documents = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
-    assert DocumentClassification().fitted(documents).metric == "micro_f1"
-    assert f" 1 of {len(ONE_EACH) + 1} " in caplog.text
-    caplog.clear()
-    DocumentClassification(problem_type="multi_label").fitted(documents)
-    assert not caplog.text
-
-
-def test_auto_is_single_label_where_every_document_has_one() -> None:
-    task = DocumentClassification().fitted({"north": Split(tuple(ONE_EACH))})
+    auto, forced = DocumentClassification(), DocumentClassification(problem_type="multi_label")
+    one_each = {"north": Split(tuple(ONE_EACH))}
+    task = auto.fitted(one_each)
     assert (task.head_type, task.metric) == ("single_label_classification", "accuracy")
-    assert task.problem_type == "single_label"
-    forced = DocumentClassification(problem_type="multi_label")
-    many = forced.fitted({"north": Split(tuple(ONE_EACH))})
-    assert many.metric == "micro_f1"
+    assert (task.problem_type, forced.fitted(one_each).metric) == ("single_label", "micro_f1")
+    with_bare = {"north": Split((*ONE_EACH, replace(ONE_EACH[0], id="bare", labels=())))}
+    forced.fitted(with_bare)
+    assert not caplog.text
+    assert auto.fitted(with_bare).metric == "micro_f1"
+    assert f" 1 of {len(ONE_EACH) + 1} " in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -289,32 +259,7 @@ def test_a_task_comes_back_from_the_labels_of_a_model() -> None:
         DocumentClassification().restored(labels)
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "classifier", "kind"),
-    [
-        pytest.param(
-            *case, id="-".join(case), marks=() if case in {QUICK_SINGLE, QUICK_MULTI} else pytest.mark.slow
-        )
-        for case in product(("byte_level", "word_piece"), ("llama", "bert"), ("single_label", "multi_label"))
-    ],
-    indirect=["tokenizer", "classifier"],
-)
-def test_a_model_learns_the_labels(tokenizer: Any, classifier: Callable[[], Any], kind: str) -> None:
-    task, module = task_of(kind), classifier()
-    documents = NOTES if kind == "multi_label" else ONE_EACH
-    examples = task.encode(documents, tokenizer)
-    batch = task.collate(examples)
-    optimizer = torch.optim.AdamW(module.parameters(), lr=1e-2)
-    for _ in range(35):
-        loss, terms = task.loss(module, batch)
-        (loss / terms).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    answers = task.decode(documents, examples, task.predict(module, batch))
-    assert task.score(documents, answers)[task.metric] == 1.0
-
-
-def test_predictions_of_a_bfloat16_model_are_float32(byte_level: Any, classifier: Callable[[], Any]) -> None:
-    task, module = task_of(), classifier().to(torch.bfloat16)
+def test_predictions_of_a_bfloat16_model_are_float32(byte_level: Any, classifier: Any) -> None:
+    task, module = task_of(), classifier.to(torch.bfloat16)
     batch = task.collate(task.encode(NOTES, byte_level))
     assert task.predict(module, batch)[0].dtype == np.float32

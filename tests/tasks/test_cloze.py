@@ -12,9 +12,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import refused
+from support import problems_of, refused
 from torch.nn import functional as F
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -26,7 +25,7 @@ from fedstrata.tasks.windows import IGNORED
 
 
 def document(task: str, number: int, labels: Sequence[str], pair: str | None = None, **more: str) -> Document:
-    text = more.pop("text", f"The patient has chest pain {number}.")
+    text = more.pop("text", f"Pain {number}.")
     metadata = {"superglue": task, **more}
     return Document(f"{task}-{number}", text, labels=tuple(labels), metadata=metadata, text_pair=pair)
 
@@ -43,7 +42,7 @@ DOCUMENTS: dict[str, list[Document]] = {
     "wic": [document("wic", n, [name], "No pain.", word="pain") for n, name in enumerate(["true", "false"])],
     "copa": [document("copa", n, [f"choice{n + 1}"], **COPA) for n in range(2)],
     "multirc": [
-        document("multirc", 0, ["choice2"], "Where is it?", choice1="arm", choice2="chest", choice3=""),
+        document("multirc", 0, ["choice2"], "Where?", choice1="arm", choice2="chest", choice3=""),
         document("multirc", 1, ["none"], "Why?", choice1="fever"),
     ],
     "record": [
@@ -74,41 +73,30 @@ def words(example: ClozeExample, tokenizer: Any) -> tuple[str, list[str]]:
 @pytest.mark.parametrize(
     ("name", "prompt", "answers", "rights"),
     [
-        (
-            "rte",
-            'The patient has chest pain 0.\nQuestion: Does it follow that "Pain."?\nAnswer:',
-            [" yes", " no"],
-            [0, 1],
-        ),
+        ("rte", 'Pain 0.\nQuestion: Does it follow that "Pain."?\nAnswer:', [" yes", " no"], [0, 1]),
         (
             "cb",
-            'The patient has chest pain 0.\nQuestion: Does it follow that "Pain."? Yes, no, or maybe?'
-            "\nAnswer:",
+            'Pain 0.\nQuestion: Does it follow that "Pain."? Yes, no, or maybe?\nAnswer:',
             [" no", " yes", " maybe"],
             [0, 1, 2],
         ),
-        ("boolq", "The patient has chest pain 0.\nQuestion: is it pain?\nAnswer:", [" no", " yes"], [1, 0]),
+        ("boolq", "Pain 0.\nQuestion: is it pain?\nAnswer:", [" no", " yes"], [1, 0]),
         (
             "wic",
-            '"The patient has chest pain 0." / "No pain."\nQuestion: Similar sense of "pain"?\nAnswer:',
+            '"Pain 0." / "No pain."\nQuestion: Similar sense of "pain"?\nAnswer:',
             [" no", " yes"],
             [1, 0],
         ),
         (
             "copa",
-            '"He fell." or "It rained."?\nThe patient has chest pain 0. The cause of this:',
+            '"He fell." or "It rained."?\nPain 0. The cause of this:',
             [" He fell.", " It rained."],
             [0, 1],
         ),
-        (
-            "multirc",
-            'The patient has chest pain 0.\nQuestion: Where is it?\nIs it "arm"?\nAnswer:',
-            [" yes", " no"],
-            [1, 0, 1, 1],
-        ),
+        ("multirc", 'Pain 0.\nQuestion: Where?\nIs it "arm"?\nAnswer:', [" yes", " no"], [1, 0, 1, 1]),
         (
             "record",
-            "The patient has chest pain 0.\nQuestion: It is @placeholder.\nHere @placeholder is",
+            "Pain 0.\nQuestion: It is @placeholder.\nHere @placeholder is",
             [" a", " b", " C."],
             [1, 0],
         ),
@@ -137,18 +125,9 @@ def test_every_kind_of_question_is_tried_here() -> None:
     assert set(FORMS) == {*DOCUMENTS, *OWN}
 
 
-def tiny() -> Any:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=400, **shape)).eval()
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return model
-
-
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_loss_is_that_of_the_right_answers_tokens(byte_level: Any, name: str) -> None:
-    task, model = task_of(name), tiny()
+def test_the_loss_is_that_of_the_right_answers_tokens(tiny_causal: Any, byte_level: Any, name: str) -> None:
+    task, model = task_of(name), tiny_causal(std=0.3)
     examples = task.training_examples(DOCUMENTS[name], byte_level)
     total, count = task.loss(model, task.collate(examples))
     expected, terms = 0.0, 0
@@ -163,8 +142,8 @@ def test_the_loss_is_that_of_the_right_answers_tokens(byte_level: Any, name: str
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_answers_do_not_depend_on_labels_or_on_the_batch(byte_level: Any, name: str) -> None:
-    task, model = task_of(name), tiny()
+def test_answers_depend_neither_on_labels_nor_the_batch(tiny_causal: Any, byte_level: Any, name: str) -> None:
+    task, model = task_of(name), tiny_causal(std=0.3)
     whole = task.encode(DOCUMENTS[name], byte_level)
     blind = task.encode([replace(own, labels=()) for own in DOCUMENTS[name]], byte_level)
     found = task.predict(model, task.collate(whole))
@@ -294,7 +273,6 @@ CHOICELESS = [replace(own, metadata={"superglue": "copa", "question": "cause"}) 
         (DOCUMENTS["copa"], {"words": {"choice1": "x"}}, "task.words", "no_effect", "question copa"),
         (CHOICELESS, {"template": "{answer}"}, "task.question", "conflict", "'copa-0' has 0, 0"),
         (DOCUMENTS["rte"], {"question": "labels"}, "task.template", "missing", "task.question labels"),
-        (DOCUMENTS["rte"], {"template": "nowhere"}, "task.template", "not_found", "'nowhere'"),
         (DOCUMENTS["rte"], {"template": "{answer} {word}"}, "task.template", "unknown_name", "{word}"),
         (DOCUMENTS["rte"], {"template": "Is it {answer}?"}, "task.template", "no_effect", "{answer}"),
         ([replace(own, labels=()) for own in DOCUMENTS["copa"]], {}, "data.path", "nothing_to_learn", "of a"),
@@ -303,11 +281,9 @@ CHOICELESS = [replace(own, metadata={"superglue": "copa", "question": "cause"}) 
 def test_bad_settings_are_told(
     documents: list[Document], changes: dict[str, Any], path: str, code: str, text: str
 ) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(ConfigurationError, code, at=path, values=[text]) as caught:
         task_of("", documents, **changes)
-    (problem,) = caught.value.problems
-    assert (problem.path, problem.code) == (path, code)
-    assert text in problem.message
+    assert len(problems_of(caught.value)) == 1
 
 
 def test_what_a_tokenizer_cannot_tell_apart_is_refused(word_piece: Any, byte_level: Any) -> None:

@@ -93,7 +93,6 @@ class Mean(fs.tasks.NamedEntityRecognition):
     name: Literal["mean"] = "mean"  # type: ignore[assignment]
 
     def loss(self, module: Any, batch: Any) -> Any:
-        """Divides the sum."""
         loss, terms = super().loss(module, batch)
         return loss / terms, terms
 
@@ -104,7 +103,6 @@ class Low(fs.tasks.NamedEntityRecognition):
     name: Literal["low"] = "low"  # type: ignore[assignment]
 
     def loss(self, module: Any, batch: Any) -> Any:
-        """Rounds the sum."""
         loss, terms = super().loss(module, batch)
         return loss.bfloat16() if torch.is_autocast_enabled("cpu") else loss, terms
 
@@ -115,7 +113,6 @@ class Honest(fs.tasks.NamedEntityRecognition):
     name: Literal["honest"] = "honest"  # type: ignore[assignment]
 
     def corrupt(self, examples: Any, *_: Any) -> Any:
-        """Changes nothing."""
         return examples
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import CONFIGURATIONS, WITHOUT_CAUSAL_LM, settings_of, tiny_model, tokenizer_folder
+from tiny_models import CONFIGURATIONS, WITHOUT_CAUSAL_LM
 
 from fedstrata.adapters.attach import attach
 from fedstrata.core.seeding import Seed
@@ -17,8 +17,6 @@ from fedstrata.models.state import Model
 from fedstrata.tasks.cloze import ClozeQuestions
 from fedstrata.tasks.continuations import log_likelihoods
 from fedstrata.tasks.questions import ClozeExample
-
-__all__ = ["settings_of", "tiny_model", "tokenizer_folder"]
 
 FAMILIES = [family for family in CONFIGURATIONS if family not in WITHOUT_CAUSAL_LM]
 QUICK = {"llama", "gpt2", "gemma3", "bloom", "bert"}
@@ -53,6 +51,12 @@ def naive(module: Any, example: ClozeExample) -> list[float]:
     return sums
 
 
+def far_from_uniform(model: Model) -> Any:
+    for parameter in model.module.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    return model.module.train(False)
+
+
 def check(module: Any, examples: list[ClozeExample]) -> None:
     found = log_likelihoods(module, ClozeQuestions().collate(examples)).tolist()
     expected = [value for example in examples for value in naive(module, example)]
@@ -64,19 +68,12 @@ def check(module: Any, examples: list[ClozeExample]) -> None:
     "family", [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES]
 )
 def test_answers_in_a_batch_are_as_likely_as_alone(tiny_model: Make, family: str, longest: int) -> None:
-    module = tiny_model(family, "causal-lm").module.train(False)
-    for parameter in module.parameters():  # far from uniform
-        torch.nn.init.normal_(parameter, std=0.2)
-    check(module, questions(longest))
+    check(far_from_uniform(tiny_model(family, "causal-lm")), questions(longest))
 
 
 @pytest.mark.parametrize("family", ["gemma3_text", "mistral"])
 def test_a_sliding_window_slides_alike(tiny_model: Make, family: str) -> None:
-    config = {"sliding_window": 5}
-    module = tiny_model(family, "causal-lm", config=config).module.train(False)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    check(module, questions(4))
+    check(far_from_uniform(tiny_model(family, "causal-lm", config={"sliding_window": 5})), questions(4))
 
 
 @pytest.mark.parametrize(

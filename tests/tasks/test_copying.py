@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_models import tiny_model  # noqa: F401 - a fixture
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -40,6 +40,12 @@ def lm_task() -> LanguageModelling:
     return LanguageModelling(max_length=16)
 
 
+def corrupted(task: Any, documents: list[Document], kind: str, tokenizer: Any) -> tuple[list[Any], list[Any]]:
+    """Examples, and those of a corrupt client."""
+    examples = task.encode(documents, tokenizer)
+    return examples, task.corrupt(examples, kind, tokenizer, Seed(0))
+
+
 def notes(*labels: tuple[str, ...]) -> list[Document]:
     return [Document(str(n), TEXTS[n % 3], labels=own) for n, own in enumerate(labels)]
 
@@ -51,8 +57,7 @@ def equal(one: Any, other: Any, *leave: str) -> bool:
 
 def test_tags_are_permuted_among_owned_tokens(tokenizer: Any) -> None:
     task = ner_task()
-    examples = task.encode(NER_NOTES, tokenizer)
-    found = task.corrupt(examples, "shuffled_labels", tokenizer, Seed(0))
+    examples, found = corrupted(task, NER_NOTES, "shuffled_labels", tokenizer)
     before, after = (np.concatenate([window.tags for window in each]) for each in (examples, found))
     assert ((before == IGNORED) == (after == IGNORED)).all()
     assert Counter(before.tolist()) == Counter(after.tolist())
@@ -63,10 +68,7 @@ def test_tags_are_permuted_among_owned_tokens(tokenizer: Any) -> None:
 
 
 def test_each_tag_becomes_the_next(tokenizer: Any) -> None:
-    task = ner_task()
-    examples = task.encode(NER_NOTES, tokenizer)
-    found = task.corrupt(examples, "label_flips", tokenizer, Seed(0))
-    for one, two in zip(examples, found, strict=True):
+    for one, two in zip(*corrupted(ner_task(), NER_NOTES, "label_flips", tokenizer), strict=True):
         expected = [tag if tag == IGNORED else (tag + 1) % 5 for tag in one.tags.tolist()]
         assert two.tags.tolist() == expected
         assert two.tags.dtype == one.tags.dtype
@@ -76,8 +78,7 @@ def test_each_tag_becomes_the_next(tokenizer: Any) -> None:
 @pytest.mark.parametrize("task", [ner_task(), label_task(), lm_task()], ids=["ner", "classify", "lm"])
 def test_tokens_are_permuted_within_their_window_and_special_ones_stay(task: Any, tokenizer: Any) -> None:
     documents = [replace(note, labels=("a",), spans=()) for note in NER_NOTES]
-    examples = task.encode(documents, tokenizer)
-    found = task.corrupt(examples, "shuffled_tokens", tokenizer, Seed(0))
+    examples, found = corrupted(task, documents, "shuffled_tokens", tokenizer)
     moved = 0
     for one, two in zip(examples, found, strict=True):
         assert equal(one, two, "input_ids", "windows")
@@ -94,10 +95,8 @@ def test_tokens_are_permuted_within_their_window_and_special_ones_stay(task: Any
 
 
 def test_what_follows_is_permuted_over_all_of_a_clients_text(tokenizer: Any) -> None:
-    task = lm_task()
-    examples = task.encode(NER_NOTES, tokenizer)
-    shuffled = task.corrupt(examples, "shuffled_labels", tokenizer, Seed(0))
-    flipped = task.corrupt(examples, "label_flips", tokenizer, Seed(0))
+    examples, shuffled = corrupted(lm_task(), NER_NOTES, "shuffled_labels", tokenizer)
+    _, flipped = corrupted(lm_task(), NER_NOTES, "label_flips", tokenizer)
     before, after, next_ = (
         np.concatenate([passage.targets for passage in each]) for each in (examples, shuffled, flipped)
     )
@@ -110,27 +109,25 @@ def test_what_follows_is_permuted_over_all_of_a_clients_text(tokenizer: Any) -> 
 
 
 def test_label_sets_are_permuted_among_documents(tokenizer: Any) -> None:
-    task = label_task()
-    examples = task.encode(notes(("a",), ("b", "c"), (), ("c",), ("a", "b")), tokenizer)
-    found = task.corrupt(examples, "shuffled_labels", tokenizer, Seed(0))
-    before, after = ([tuple(each.targets.tolist()) for each in side] for side in (examples, found))
+    documents = notes(("a",), ("b", "c"), (), ("c",), ("a", "b"))
+    sides = corrupted(label_task(), documents, "shuffled_labels", tokenizer)
+    before, after = ([tuple(each.targets.tolist()) for each in side] for side in sides)
     assert before != after
     assert Counter(before) == Counter(after)
 
 
 def test_each_label_becomes_the_next(tokenizer: Any) -> None:
     documents = notes(("a",), ("b", "c"), (), ("a", "c"))
-    task = label_task()
-    found = task.corrupt(task.encode(documents, tokenizer), "label_flips", tokenizer, Seed(0))
+    _, found = corrupted(label_task(), documents, "label_flips", tokenizer)
     assert [each.targets.tolist() for each in found] == [[1], [0, 2], [], [0, 1]]
     single = label_task(kind="single_label")
-    found = single.corrupt(single.encode(notes(("c",), ("b",)), tokenizer), "label_flips", tokenizer, Seed(0))
+    _, found = corrupted(single, notes(("c",), ("b",)), "label_flips", tokenizer)
     assert single.collate(found)["labels"].tolist() == [0, 2]
 
 
 def test_the_only_label_is_swapped_with_its_absence(tokenizer: Any) -> None:
     task = label_task(labels=("a",))
-    found = task.corrupt(task.encode(notes(("a",), ()), tokenizer), "label_flips", tokenizer, Seed(0))
+    _, found = corrupted(task, notes(("a",), ()), "label_flips", tokenizer)
     assert task.collate(found)["labels"].tolist() == [[0.0], [1.0]]
 
 

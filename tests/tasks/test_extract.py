@@ -15,7 +15,7 @@ from instructed import LACKING, MODIFIERS, NOTE
 from peft import LoraConfig, get_peft_model
 from support import refused
 from torch.nn import functional as F
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
@@ -59,23 +59,15 @@ def test_each_sentence_is_asked_for_mentions_and_each_mention_for_its_modifiers(
         f"Modifiers: {severe}\nMarked:\n",
         '<span class="severity">Severe</span> chest pain <span class="temporal">since Monday</span>.',
     )
-    assert [len(line) for line in (asked, [each for each in asked if each[0].startswith("Mentions")])] == [
-        6,
-        3,
-    ]
+    assert len(asked) == 6
+    assert sum(prompt.startswith("Mentions") for prompt, _ in asked) == 3
 
 
 def test_full_instructions_name_the_task_the_guide_and_the_definitions(byte_level: Any) -> None:
     task = task_of(templates="full", max_length=2000, definitions={"severity": "how bad"})
     prompt, answer = words(task.encode([NOTE], byte_level)[3])
-    for part in (
-        "### Task",
-        "### Markup guide",
-        "### Definitions",
-        "severity: how bad",
-        "negation: what says",
-    ):
-        assert part in prompt
+    parts = ("### Task", "### Markup guide", "### Definitions", "severity: how bad", "negation: what says")
+    assert all(part in prompt for part in parts)
     assert prompt.endswith('Severe <span class="problem">chest pain</span> since Monday.\n\n### Output\n')
     assert answer.startswith('<span class="severity">')
 
@@ -118,8 +110,8 @@ def test_what_cannot_be_used_is_counted(byte_level: Any) -> None:
 
 
 @pytest.mark.parametrize("loss_on", ["response", "full"])
-def test_the_loss_is_that_of_the_tokens_that_count(byte_level: Any, loss_on: str) -> None:
-    task, model = task_of(loss_on=loss_on), tiny("llama")
+def test_the_loss_is_that_of_the_tokens_that_count(tiny_causal: Any, byte_level: Any, loss_on: str) -> None:
+    task, model = task_of(loss_on=loss_on), tiny_causal()
     examples = task.encode([NOTE], byte_level)
     total, count = task.loss(model, task.collate(examples))
     expected, terms = 0.0, 0
@@ -134,24 +126,10 @@ def test_the_loss_is_that_of_the_tokens_that_count(byte_level: Any, loss_on: str
     assert float(total) == pytest.approx(expected, rel=1e-5)
 
 
-def tiny(family: str, positions: int = 600) -> Any:
-    torch.manual_seed(0)
-    if family == "llama":
-        shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-        model: Any = LlamaForCausalLM(LlamaConfig(vocab_size=400, **shape))
-    else:
-        model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=400, n_embd=16, n_layer=2, n_head=2, n_positions=positions)
-        )
-    for parameter in model.parameters():  # far from uniform, so that rounding does not decide
-        torch.nn.init.normal_(parameter, std=0.6)
-    return model.eval()
-
-
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_a_batch_generates_what_each_row_would_alone(family: str) -> None:
+def test_a_batch_generates_what_each_row_would_alone(tiny_causal: Any, family: str) -> None:
     """Against a loop without a cache and without padding."""
-    model, rng = tiny(family), np.random.default_rng(0)
+    model, rng = tiny_causal(family), np.random.default_rng(0)
     rows = [rng.integers(3, 400, size=size) for size in (9, 3, 6, 14)]
     budgets = [7, 12, 3, 12]
     naive = [alone(model, row, budget) for row, budget in zip(rows, budgets, strict=True)]
@@ -166,9 +144,9 @@ def test_a_batch_generates_what_each_row_would_alone(family: str) -> None:
         assert own.tolist() == expected[: stop[0] + 1 if len(stop) else None].tolist()
 
 
-def test_a_row_goes_on_no_further_than_its_budget() -> None:
+def test_a_row_goes_on_no_further_than_its_budget(tiny_causal: Any) -> None:
     """Beside one that does: after a long prompt it would come to positions that the model does not have."""
-    model, rng = tiny("gpt2", positions=40), np.random.default_rng(0)
+    model, rng = tiny_causal("gpt2", max_position_embeddings=40), np.random.default_rng(0)
     rows = torch.from_numpy(rng.integers(3, 400, size=(3, 30)))
     prompts, budgets = (30, 8, 8), (8, 30, 4)
     batch = prompt_batch(rows, torch.tensor(prompts), torch.tensor(budgets), end=400, pad=1)
@@ -178,9 +156,9 @@ def test_a_row_goes_on_no_further_than_its_budget() -> None:
 
 
 @pytest.mark.parametrize("adapted", [False, True])
-def test_habits_of_an_instruct_model_do_not_decide(adapted: bool) -> None:
+def test_habits_of_an_instruct_model_do_not_decide(tiny_causal: Any, adapted: bool) -> None:
     """Such as those of Qwen2.5-Instruct; they are still the model's afterwards."""
-    model = tiny("llama")
+    model = tiny_causal()
     rows = torch.from_numpy(np.random.default_rng(0).integers(3, 400, size=(2, 9)))
     batch = prompt_batch(rows, torch.tensor([9, 9]), torch.tensor([30, 30]), end=2, pad=1)
     plain = [row.tolist() for row in generate(model, batch)]
@@ -200,9 +178,9 @@ def alone(model: Any, row: np.ndarray, budget: int) -> np.ndarray:
     return ids[len(row) :].numpy()
 
 
-def test_prompts_alone_are_read_in_generation(byte_level: Any) -> None:
+def test_prompts_alone_are_read_in_generation(tiny_causal: Any, byte_level: Any) -> None:
     """The right answer, which is in the batch, must not leak into the generated one."""
-    task, model = task_of(), tiny("llama")
+    task, model = task_of(), tiny_causal()
     examples = task.encode([NOTE], byte_level)
     without = task.encode([replace(NOTE, spans=NOTE.spans, relations=())], byte_level)
     pairs = zip(
@@ -275,28 +253,28 @@ def test_documents_that_are_scored_are_cut_whatever_is_annotated(byte_level: Any
     assert scores["unfinished_left_out"] > 0
 
 
-def test_a_tokenizer_that_garbles_tags_is_told(word_piece: Any) -> None:
-    names = {**word_piece.special_tokens_map, "eos_token": "[SEP]"}
-    ending = type(word_piece)(tokenizer_object=word_piece.backend_tokenizer, **names)
-    with refused(ConfigurationError, "not_supported", at="model.tokenizer", values=["extract"]):
-        task_of().encode([], ending)
-
-
-def test_documents_in_which_nobody_looked_for_relations_are_asked_for_mentions_only(byte_level: Any) -> None:
+def test_documents_in_which_nobody_looked_for_relations_are_asked_for_and_count_for_mentions(
+    byte_level: Any,
+) -> None:
+    """Whatever modifiers are found in them."""
     task, lacking = task_of(), LACKING
     assert {example.question.kind for example in task.encode([lacking], byte_level)} == {"ner"}
     assert task.scorable(lacking) and not task_of(tasks=["re"]).scorable(lacking)
-
-
-def test_documents_in_which_nobody_looked_for_relations_count_for_mentions_only() -> None:
-    """Whatever modifiers are found in them."""
-    task, lacking = task_of(), LACKING
     mentions = tuple(span for span in NOTE.spans if span.label in ("problem", "drug"))
     perfect = Extracted(mentions, triples_of(NOTE))
     assert task.score([NOTE, lacking], [perfect, perfect])["re_f1"] == 1.0
     alone = task.score([lacking], [perfect])
     assert alone["f1"] == alone["ner_f1"] == 1.0
     assert not [name for name in alone if name.startswith("re_")]
+
+
+def test_tags_that_a_tokenizer_garbles_and_too_little_room_are_told(word_piece: Any, byte_level: Any) -> None:
+    names = {**word_piece.special_tokens_map, "eos_token": "[SEP]"}
+    ending = type(word_piece)(tokenizer_object=word_piece.backend_tokenizer, **names)
+    with refused(ConfigurationError, "not_supported", at="model.tokenizer", values=["extract"]):
+        task_of().encode([], ending)
+    with refused(ConfigurationError, "out_of_range", at="task.max_length", values=["100"]):
+        task_of(templates="full", max_length=100).encode([NOTE], byte_level)
 
 
 def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: Any) -> None:
@@ -306,11 +284,6 @@ def test_a_template_of_ones_own_goes_with_the_model(tmp_path: Path, byte_level: 
     (tmp_path / "ner.txt").unlink()
     again = task.restored(())
     assert words(again.encode([NOTE], byte_level)[0])[0] == "Say it: {Denies fever.}\n"
-
-
-def test_too_little_room_is_told(byte_level: Any) -> None:
-    with refused(ConfigurationError, "out_of_range", at="task.max_length", values=["100"]):
-        task_of(templates="full", max_length=100).encode([NOTE], byte_level)
 
 
 def test_a_chat_template_is_used_where_there_is_one(byte_level: Any) -> None:

@@ -142,23 +142,13 @@ def test_as_many_sentences_lead_as_references_have() -> None:
     assert scores_of(task, train, test)[LEAD]["rougeL"] == 1.0
 
 
-class Numbers:
-    """A tokenizer of texts that are numbers with blanks between them: each is its own id."""
-
-    eos_token_id, sep_token_id, pad_token_id = 0, None, None
-
-    def __len__(self) -> int:
-        return 4
-
-    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
-
-
-def test_tokens_are_as_likely_as_they_were_in_the_training_documents_with_one_more_of_each() -> None:
+def test_tokens_are_as_likely_as_they_were_in_the_training_documents_with_one_more_of_each(
+    numbers: Any,
+) -> None:
     train, test = [Document("1", "1 1 2"), Document("2", "1")], [Document("3", "1 3")]
     # The training documents have 1 three times, 2 once, 3 never and two ends: 6 tokens, and 4 that are added.
     expected = -sum(math.log(count / 10) for count in (3 + 1, 0 + 1, 2 + 1)) / 3
-    scores = scores_of(LanguageModelling(), train, test, Numbers())[UNIGRAM]
+    scores = scores_of(LanguageModelling(), train, test, numbers)[UNIGRAM]
     assert scores["loss"] == pytest.approx(expected)
     assert scores["perplexity"] == pytest.approx(math.exp(expected))
 

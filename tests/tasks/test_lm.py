@@ -12,8 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 from torch.nn import functional as F
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, OpenAIGPTConfig
-from transformers import OpenAIGPTLMHeadModel as Gpt
 
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError
@@ -25,27 +23,9 @@ TEXTS = ["Chest pain, no fever.", "", "Aspirin 81 mg daily; metoprolol for hyper
 DOCUMENTS = [Document(str(number), text) for number, text in enumerate(TEXTS)]
 
 
-class Numbers:
-    """A tokenizer of texts that are numbers with blanks between them: each is its own id."""
-
-    eos_token_id, sep_token_id, pad_token_id = 0, None, None
-
-    def __call__(self, texts: list[str], **_: Any) -> dict[str, list[list[int]]]:
-        return {"input_ids": [[int(word) for word in text.split()] for text in texts]}
-
-
-@pytest.fixture(scope="module", params=["llama", "gpt2", "openai-gpt"])
-def model(request: pytest.FixtureRequest) -> Any:
-    torch.manual_seed(0)
-    if request.param == "llama":
-        config = LlamaConfig(
-            vocab_size=400, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2
-        )
-        return LlamaForCausalLM(config).eval()
-    shape = {"vocab_size": 400, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
-    return (
-        GPT2LMHeadModel(GPT2Config(**shape)) if request.param == "gpt2" else Gpt(OpenAIGPTConfig(**shape))
-    ).eval()
+@pytest.fixture(params=["llama", "gpt2", "openai-gpt"])
+def model(request: pytest.FixtureRequest, tiny_causal: Any) -> Any:
+    return tiny_causal(request.param, std=0.1)
 
 
 def nats(task: LanguageModelling, model: Any, passages: list[Passage], size: int = 2) -> list[np.ndarray]:
@@ -60,17 +40,17 @@ def ids(tokenizer: Any, text: str) -> list[int]:
 
 
 @given(
-    st.lists(st.lists(st.integers(1, 999), max_size=40), min_size=1, max_size=8),
-    st.integers(8, 30),
-    st.booleans(),
+    tokens=st.lists(st.lists(st.integers(1, 999), max_size=40), min_size=1, max_size=8),
+    length=st.integers(8, 30),
+    packed=st.booleans(),
 )
 def test_every_token_is_predicted_exactly_once_by_what_stands_before_it(
-    tokens: list[list[int]], length: int, packed: bool
+    numbers: Any, tokens: list[list[int]], length: int, packed: bool
 ) -> None:
     documents = [Document(str(index), " ".join(map(str, own))) for index, own in enumerate(tokens)]
     task = LanguageModelling(max_length=length)
     task = task if packed else task.restored(())
-    passages = task.encode(documents, Numbers())
+    passages = task.encode(documents, numbers)
     predicted = [
         (int(owner), int(target))
         for each in passages
@@ -139,6 +119,17 @@ def test_packed_likelihoods_are_those_of_a_loop_over_the_windows_of_the_stream(
     assert some["loss"] == pytest.approx(sum(expected[2:]) / tokens, rel=1e-5)
 
 
+class Fixed(torch.nn.Module):
+    """Gives these logits whatever it reads."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Fixed:
+        return self
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("at_a_time", [1, 400 * 7, 2**24])
 def test_loss_and_gradient_are_those_of_float32_logits(
@@ -149,52 +140,28 @@ def test_loss_and_gradient_are_those_of_float32_logits(
     values = torch.randn(3, 11, 400, generator=generator).to(dtype)
     labels = torch.randint(400, (3, 11), generator=generator)
     labels[2, 5:] = -100
-    results = []
-    for ours in (True, False):
-        logits = values.clone().requires_grad_()
-        if ours:
-            output = type("Output", (), {"logits": logits})
-
-            class Fixed(torch.nn.Module):
-                def forward(self, input_ids, attention_mask, output=output):
-                    return output
-
-            batch = {"input_ids": labels, "attention_mask": labels, "labels": labels}
-            task = LanguageModelling()
-            loss, _ = task.loss(Fixed(), batch)
-        else:
-            loss = F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), reduction="sum")
-        assert loss.dtype == torch.float32
-        loss.backward()
-        assert logits.grad is not None
-        results.append((loss.detach(), logits.grad))
-    (own, gradient), (reference, expected) = results
-    torch.testing.assert_close(own, reference)
-    torch.testing.assert_close(gradient, expected)
+    ours, theirs = (values.clone().requires_grad_() for _ in range(2))
+    batch = {"input_ids": labels, "attention_mask": labels, "labels": labels}
+    loss, _ = LanguageModelling().loss(Fixed(ours), batch)
+    reference = F.cross_entropy(theirs.float().flatten(0, 1), labels.flatten(), reduction="sum")
+    assert loss.dtype == torch.float32
+    (loss + reference).backward()
+    assert ours.grad is not None
+    torch.testing.assert_close(loss.detach(), reference.detach())
+    torch.testing.assert_close(ours.grad, theirs.grad)
 
 
-def test_a_tokenizer_without_an_end_is_refused() -> None:
-    class Endless(Numbers):
-        eos_token_id = None
-
+def test_a_tokenizer_without_an_end_is_refused(numbers: Any) -> None:
+    endless = type("Endless", (type(numbers),), {"eos_token_id": None})()
     with refused(ConfigurationError, "lacks_tokens", at="model.tokenizer"):
-        LanguageModelling().encode(DOCUMENTS, Endless())
+        LanguageModelling().encode(DOCUMENTS, endless)
 
 
-def test_nothing_to_encode_gives_nothing() -> None:
-    task = LanguageModelling()
-    assert task.encode([], Numbers()) == []
-    assert task.decode([], [], []) == []
-
-
-def test_texts_without_bytes_have_no_bits_per_byte() -> None:
+def test_texts_without_bytes_have_no_bits_per_byte_and_nothing_to_encode_gives_nothing(numbers: Any) -> None:
     task, blank = LanguageModelling(), [Document("a", "")]
-    passages = task.encode(blank, Numbers())
+    passages = task.encode(blank, numbers)
     answers = task.decode(blank, passages, [np.array([2.0], dtype=np.float32)])
     assert task.score(blank, answers) == pytest.approx({"perplexity": math.exp(2.0), "loss": 2.0})
-
-
-def test_a_diverged_model_has_a_perplexity_that_json_can_hold() -> None:
-    task, blank = LanguageModelling(), [Document("a", "")]
-    answers = task.decode(blank, task.encode(blank, Numbers()), [np.array([5000.0])])
-    assert math.isfinite(task.score(blank, answers)["perplexity"])
+    diverged = task.decode(blank, passages, [np.array([5000.0])])
+    assert math.isfinite(task.score(blank, diverged)["perplexity"]), "a number that JSON can hold"
+    assert task.encode([], numbers) == task.decode([], [], []) == []

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,40 +23,27 @@ TRAINING = [
 ]
 
 
-def predict(text: str) -> list[tuple[str, str]]:
-    tagger = LookupTagger.fit(TRAINING)
-    return [(text[span.start : span.end], span.label) for span in tagger.predict(Document("new", text))]
-
-
-def test_the_longest_known_mention_is_taken() -> None:
-    assert predict("chest pain at rest, chest pain at night, pain") == [
-        ("chest pain at rest", "problem"),
-        ("chest pain", "problem"),
-        ("pain", "problem"),
-    ]
-
-
-def test_case_and_white_space_do_not_matter_and_offsets_are_those_of_the_text() -> None:
-    assert predict("Chest\r\n  PAIN.") == [("Chest\r\n  PAIN", "problem")]
-
-
-def test_only_whole_words_match_and_digits_are_words() -> None:
-    assert predict("painful; 5mg, 50 mg") == [("5", "dose")]
-
-
-def test_the_most_frequent_type_is_taken() -> None:
-    assert predict("cold") == [("cold", "problem")]
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("chest pain at rest, pain", [("chest pain at rest", "problem"), ("pain", "problem")]),
+        ("Chest\r\n  PAIN.", [("Chest\r\n  PAIN", "problem")]),
+        ("painful; 5mg, 50 mg", [("5", "dose")]),
+        ("cold", [("cold", "problem")]),
+        ("at rest: chest pain at", [("chest pain", "problem")]),
+        ("chest pain", [("chest pain", "problem")]),
+        ("chest", []),
+    ],
+    ids=["longest", "blanks and case", "whole words", "most frequent", "cut off", "at the end", "a part"],
+)
+def test_known_mentions_are_found(text: str, expected: list[tuple[str, str]]) -> None:
+    found = LookupTagger.fit(TRAINING).predict(Document("new", text))
+    assert [(text[span.start : span.end], span.label) for span in found] == expected
 
 
 def test_equally_frequent_types_are_taken_in_alphabetical_order() -> None:
     training = [note("mole", ("mole", "problem")), note("mole", ("mole", "anatomy"))]
     assert LookupTagger.fit(training).predict(Document("new", "mole")) == (Span(0, 4, "anatomy"),)
-
-
-def test_a_known_mention_cut_off_at_the_end_of_the_text_is_not_found() -> None:
-    assert predict("at rest: chest pain at") == [("chest pain", "problem")]
-    assert predict("chest pain") == [("chest pain", "problem")]
-    assert predict("chest") == []
 
 
 def test_discontinuous_mentions_and_mentions_without_words_are_not_learned() -> None:

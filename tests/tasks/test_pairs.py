@@ -13,14 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 from tokenizers import processors
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    GPT2Config,
-    GPT2ForSequenceClassification,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-)
 
 from fedstrata.core.documents import Document, Span
 from fedstrata.core.errors import ConfigurationError
@@ -40,7 +32,6 @@ PAIRS = [
     Document("e", SHORT, labels=("yes",), text_pair=""),
 ]
 SINGLE = Document("s", LONG, labels=("yes",))
-SHAPE = {"vocab_size": 400, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def task_of(max_length: int = 16) -> DocumentClassification:
@@ -61,11 +52,10 @@ def bert_pairs(word_piece: Any) -> Any:
     return tokenizer
 
 
-def bert() -> Any:
-    torch.manual_seed(0)
-    return BertForSequenceClassification(
-        BertConfig(**SHAPE, intermediate_size=48, initializer_range=0.5)
-    ).eval()
+@pytest.fixture
+def bert(tiny_model: Any) -> Any:
+    config = {"vocab_size": 400, "initializer_range": 0.5}
+    return tiny_model("bert", "sequence-classification", config=config).module.requires_grad_(True).eval()
 
 
 TEXTS = st.text("ab chest pain.é😀\n", max_size=60)
@@ -82,20 +72,6 @@ def test_a_pair_is_what_the_tokenizer_makes_of_it(
     assert [ids.tolist() for ids in example.windows] == own["input_ids"]
     assert [types.tolist() for types in example.token_types] == own["token_type_ids"]
     assert len(example) <= length
-
-
-def test_a_pair_that_is_too_long_is_one_window_with_some_of_both_texts(bert_pairs: Any) -> None:
-    for example, pair in zip(task_of().encode(PAIRS, bert_pairs), PAIRS, strict=True):
-        (ids,), (types,) = example.windows, example.token_types
-        assert len(ids) == min(16, len(bert_pairs([pair.text], [pair.text_pair])["input_ids"][0]))
-        assert ids[0] == 2
-        assert ids[-1] == 3
-        assert (ids == 3).sum() == 2
-        assert {0, 1} == set(types.tolist())
-    whole = bert_pairs(SHORT, add_special_tokens=False)["input_ids"]
-    long_first, long_second = (task_of().encode([PAIRS[index]], bert_pairs)[0].windows[0] for index in (1, 2))
-    assert long_first.tolist()[-1 - len(whole) : -1] == whole  # the short text stays as it is
-    assert long_second.tolist()[1 : 1 + len(whole)] == whole
 
 
 @pytest.mark.parametrize("suffix", ["", " </s>"])
@@ -142,40 +118,39 @@ def test_single_texts_beside_pairs_are_windows_of_type_zero(bert_pairs: Any) -> 
     assert int(types[0, len(before) :].sum() + types[1:].sum()) == 0
 
 
-def test_the_model_gets_the_token_types(bert_pairs: Any) -> None:
-    task, module = task_of(32), bert()
+def test_the_model_gets_the_token_types(bert: Any, bert_pairs: Any) -> None:
+    task = task_of(32)
     examples = task.encode(PAIRS, bert_pairs)
-    found = np.stack(task.predict(module, task.collate(examples)))
+    found = np.stack(task.predict(bert, task.collate(examples)))
     with torch.no_grad():
         for row, pair in zip(found, PAIRS, strict=True):
             own = bert_pairs(
                 [pair.text], [pair.text_pair], truncation="longest_first", max_length=32, return_tensors="pt"
             )
             assert own["token_type_ids"].any()
-            expected = module(**own).logits[0]
+            expected = bert(**own).logits[0]
             np.testing.assert_allclose(row, expected.numpy(), rtol=1e-4, atol=1e-5)
-            without = module(**{**own, "token_type_ids": None}).logits[0]
+            without = bert(**{**own, "token_type_ids": None}).logits[0]
             assert not np.allclose(row, without.numpy(), atol=1e-4)
 
 
-def test_a_model_that_knows_no_types_is_given_none(bert_pairs: Any) -> None:
+def test_a_model_that_knows_no_types_is_given_none(tiny_model: Any, bert_pairs: Any) -> None:
     """RoBERTa has one type, and GPT-2 would read types as words."""
-    roberta = RobertaConfig(**SHAPE, intermediate_size=48, type_vocab_size=1, pad_token_id=0)
-    gpt2 = GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, pad_token_id=0)
     task = task_of(32)
     batch = task.collate(task.encode(PAIRS, bert_pairs))
-    for module in (RobertaForSequenceClassification(roberta), GPT2ForSequenceClassification(gpt2)):
-        module.eval()
+    for family, changes in (("roberta", {"type_vocab_size": 1}), ("gpt2", {})):
+        config = {"vocab_size": 400, **changes}
+        module = tiny_model(family, "sequence-classification", config=config).module.eval()
         rest = {name: batch[name] for name in ("input_ids", "attention_mask")}
         with torch.no_grad():
             expected = module(**rest).logits.numpy()
         np.testing.assert_allclose(np.stack(task.predict(module, batch)), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_loss_of_pairs_reaches_the_embedding_of_types(bert_pairs: Any) -> None:
-    task, module = task_of(), bert()
-    task.loss(module, task.collate(task.encode(PAIRS, bert_pairs)))[0].backward()
-    gradient = module.bert.embeddings.token_type_embeddings.weight.grad
+def test_the_loss_of_pairs_reaches_the_embedding_of_types(bert: Any, bert_pairs: Any) -> None:
+    task = task_of()
+    task.loss(bert, task.collate(task.encode(PAIRS, bert_pairs)))[0].backward()
+    gradient = bert.bert.embeddings.token_type_embeddings.weight.grad
     assert (gradient.abs().sum(dim=1) > 0).all()
 
 

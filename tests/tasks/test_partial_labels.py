@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.metrics.relations import Triple
@@ -91,11 +90,8 @@ LABELS = ("a", "b", "c")
 
 
 @pytest.fixture
-def classifier() -> Any:
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = LlamaConfig(vocab_size=400, num_labels=3, pad_token_id=0, **shape)
-    return LlamaForSequenceClassification(config).eval()
+def classifier(tiny_model: Any) -> Any:
+    return tiny_model("llama", "sequence-classification", config={"vocab_size": 400}).module.eval()
 
 
 def test_labels_that_nobody_looked_for_are_no_terms_of_the_loss(byte_level: Any, classifier: Any) -> None:

@@ -69,13 +69,3 @@ def test_they_add_up(kind: Callable[[Any], Scored], data: st.DataObject) -> None
     whole, parts = scores(tally(rows)), scores(added([tally(rows[:cut]), tally(rows[cut:])]))
     assert whole == pytest.approx(parts, rel=1e-12, abs=1e-15)
     assert all(map(math.isfinite, whole.values()))
-
-
-def test_of_nothing_all_is_zero_by_the_names_of_all() -> None:
-    for of_nothing, of_one in (
-        (text.overlap_tally([], []), text.overlap_tally(["no pain"], ["no pain"])),
-        (text.answer_tally([], []), text.answer_tally(["arm"], [["arm"]])),
-        (labels.choice_tally([], []), labels.choice_tally([{"a"}], [{"a"}])),
-    ):
-        assert of_nothing.keys() == of_one.keys()
-        assert not any(of_nothing.values())

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -114,25 +115,11 @@ def test_without_a_padding_token_another_id_pads(byte_level: Any) -> None:
     assert encode(["a"], without)[0].pad_id == byte_level.eos_token_id
 
 
-def test_windows_must_be_longer_than_their_overlap() -> None:
-    values = ["8", "task.stride (4)"]
-    with refused(ConfigurationError, "out_of_range", at="task.max_length", values=values):
-        encode_windows([], Wordy(), NamedEntityRecognition(max_length=8, stride=4), number)
-
-
-def test_a_tokenizer_without_offsets_is_refused() -> None:
-    with refused(ConfigurationError, "no_offsets", at="model.tokenizer", values=["Slow"]):
-        encode_windows([], Slow(), NamedEntityRecognition(), number)
-
-
-class Slow:
-    is_fast = False
-
-
-class Wordy:
-    """Adds four special tokens to every window."""
-
-    is_fast = True
-
-    def num_special_tokens_to_add(self) -> int:
-        return 4
+def test_windows_must_be_longer_than_their_overlap_and_tokens_must_have_offsets() -> None:
+    task = NamedEntityRecognition(max_length=8, stride=4)
+    wordy = SimpleNamespace(is_fast=True, num_special_tokens_to_add=lambda: 4)
+    with refused(ConfigurationError, "out_of_range", at="task.max_length", values=["8", "task.stride (4)"]):
+        encode_windows([], wordy, task, number)
+    slow = SimpleNamespace(is_fast=False)
+    with refused(ConfigurationError, "no_offsets", at="model.tokenizer", values=["SimpleNamespace"]):
+        encode_windows([], slow, task, number)

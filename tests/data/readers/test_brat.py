@@ -26,16 +26,12 @@ N1\tReference T2 UMLS:C0008031\tChest Pain
 """
 
 
-def folder_with(tmp_path: Path, text: str | bytes, annotations: str | bytes | None) -> Path:
+def read_one(tmp_path: Path, text: str | bytes, annotations: str | bytes | None) -> Document:
     for suffix, content in (("txt", text), ("ann", annotations)):
         if content is not None:
             raw = content if isinstance(content, bytes) else content.encode()
             (tmp_path / f"note.{suffix}").write_bytes(raw)
-    return tmp_path
-
-
-def read_one(tmp_path: Path, text: str | bytes, annotations: str | bytes | None) -> Document:
-    (document,) = read(folder_with(tmp_path, text, annotations), "brat")
+    (document,) = read(tmp_path, "brat")
     return document
 
 
@@ -112,6 +108,9 @@ def test_pieces_with_nothing_but_white_space_between_them_are_one(tmp_path: Path
     )
 
 
+POINTS = "\U0001f600 cafe\u0301 na\u00efve\u00a0"
+
+
 @pytest.mark.parametrize(
     ("raw", "start", "kept"),
     [
@@ -121,6 +120,7 @@ def test_pieces_with_nothing_but_white_space_between_them_are_one(tmp_path: Path
         (b"\xef\xbb\xbfNo.\nCough", 5, "\ufeffNo.\nCough"),
         (b"\xef\xbb\xbfNo.\r\nCough", 5, "No.\r\nCough"),
         (b"\xef\xbb\xbfNo.\r\nCough", 6, "\ufeffNo.\r\nCough"),
+        (f"{POINTS}Cough\u2028x".encode(), 14, f"{POINTS}Cough\u2028x"),
     ],
 )
 def test_the_quoted_text_decides_what_counts_as_a_character(
@@ -130,14 +130,6 @@ def test_the_quoted_text_decides_what_counts_as_a_character(
     assert document.text == kept
     (span,) = document.spans
     assert document.text[span.start : span.end] == "Cough"
-
-
-def test_offsets_count_code_points(tmp_path: Path) -> None:
-    text = "\U0001f600 cafe\u0301 na\u00efve\u00a0fever\u2028x"
-    start = text.index("fever")
-    document = read_one(tmp_path, text, f"T1\tproblem {start} {start + 5}\tfever\n")
-    assert document.text == text
-    assert document.spans == (Span(14, 19, "problem"),)
 
 
 def test_a_mention_over_a_line_break_is_quoted_on_one_line(tmp_path: Path) -> None:
@@ -186,18 +178,13 @@ def sites_with_schemes(folder: Path) -> Path:
 
 
 def test_the_nearest_annotation_conf_says_what_annotators_had_to_choose_from(tmp_path: Path) -> None:
-    documents = {document.site: document for document in read(sites_with_schemes(tmp_path), "brat")}
+    folder = sites_with_schemes(tmp_path)
+    documents = {document.site: document for document in read(folder, "brat")}
     assert documents["north"].annotates == NAMED
     assert documents["south"].annotates == {"Sign_symptom", "Drug"}
     assert documents["west"].annotates is None, "attributes say nothing of types"
-
-
-def test_one_text_has_the_annotation_conf_beside_it(tmp_path: Path) -> None:
-    file = sites_with_schemes(tmp_path) / "north" / "note-north.txt"
-    (document,) = read(file, "brat")
-    assert document.annotates == NAMED
-    (document,) = read(file.parent, "brat")
-    assert document.annotates == NAMED
+    for place in (folder / "north", folder / "north" / "note-north.txt"):
+        assert [document.annotates for document in read(place, "brat")] == [NAMED]
 
 
 def test_what_is_annotated_though_nothing_names_it_was_looked_for(tmp_path: Path) -> None:

@@ -592,7 +592,6 @@ class Careless(fs.Reader):
     flaw: Literal["mark", "ends", "count", "quote", "log", "path", "gz"] = "mark"
 
     def read(self, path: Path, annotations: Path | None) -> Iterator[Document]:
-        """Reads one file."""
         content = gzip.decompress(path.read_bytes()) if path.name.endswith(".gz") else path.read_bytes()
         text = content.decode("utf-8" if self.flaw == "mark" else "utf-8-sig")
         if self.flaw == "log":

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import refused
 
+import fedstrata as fs
 from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
-from fedstrata.core.settings.data import CorpusSettings
-from fedstrata.core.settings.formats import ConllSettings
-from fedstrata.data.readers import formats_of, read
+from fedstrata.data.readers import read
 from fedstrata.data.readers.tags import chunks, invalid_transition
 
 
@@ -133,14 +132,12 @@ def test_the_settings_say_which_columns_and_what_is_between(
     tmp_path: Path, rows: list[str], settings: dict[str, object]
 ) -> None:
     (tmp_path / "a.conll").write_text("# sent_id = 1\n" + "\n".join(rows) + "\n")
-    corpus = CorpusSettings(format="conll", path="a", conll=ConllSettings.model_validate(settings))
-    (document,) = read(tmp_path / "a.conll", "conll", formats=formats_of(corpus))
+    (document,) = fs.read(tmp_path / "a.conll", "conll", conll=settings)
     assert [label for _, label in mentions(document)] == ["problem"]
     assert document.text.split()[-1].endswith("fever")
 
 
 def test_a_file_without_the_column_that_is_named_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.conll").write_text("SECRET\tO\n")
-    corpus = CorpusSettings(format="conll", path="a", conll=ConllSettings(tag=5))
     with refused(DataError, "out_of_range", values=["line 1", "2 columns", "data.conll.tag", 5]):
-        read(tmp_path / "a.conll", "conll", formats=formats_of(corpus))
+        fs.read(tmp_path / "a.conll", "conll", conll={"tag": 5})

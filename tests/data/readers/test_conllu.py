@@ -5,11 +5,10 @@ from __future__ import annotations
 import gzip
 from pathlib import Path
 
+import fedstrata as fs
 from fedstrata.core.documents import Document
-from fedstrata.core.settings.data import ConlluSettings, CorpusSettings
-from fedstrata.data.readers import formats_of, read
 
-TOKENS = formats_of(CorpusSettings(format="conllu", path="bank", conllu=ConlluSettings(text="tokens")))
+TOKENS = {"conllu": {"text": "tokens"}}
 
 
 def word(place: str, form: str) -> str:
@@ -18,57 +17,40 @@ def word(place: str, form: str) -> str:
 
 SAMPLE = "\n".join(
     [
-        "# newdoc id = weblog-a",
-        "# sent_id = weblog-a-0001",
-        "# newpar id = weblog-a-p1",
+        *("# newdoc id = weblog-a", "# sent_id = weblog-a-0001", "# newpar id = weblog-a-p1"),
         "# text = I don't know.",
-        word("1", "I"),
-        word("2-3", "don't"),
-        word("2", "do"),
-        word("3", "n't"),
-        word("4", "know"),
-        word("4.1", "it"),
-        word("5", "."),
-        "",
-        "# sent_id = weblog-a-0002",
-        "# text = #1",
-        word("1", "#1"),
-        "",
-        "# newdoc id = email-b",
-        "# text = Yes",
-        word("1", "Yes"),
-        "",
-        "",
+        *(word(*own.split()) for own in ("1 I", "2-3 don't", "2 do", "3 n't", "4 know", "4.1 it", "5 .")),
+        *("", "# sent_id = weblog-a-0002", "# text = #1", word("1", "#1")),
+        *("", "# newdoc id = email-b", "# text = Yes", word("1", "Yes"), "", ""),
     ]
 )
 
 
 def documents(folder: Path, text: str = SAMPLE, name: str = "x.conllu", **settings) -> list[Document]:
     (folder / name).write_text(text)
-    return read(folder / name, "conllu", **settings)
+    return fs.read(folder / name, "conllu", **settings)
 
 
-def test_a_text_is_that_of_its_sentences(tmp_path: Path) -> None:
+def test_a_text_is_that_of_its_sentences_and_tokens_are_surface_tokens(tmp_path: Path) -> None:
     assert documents(tmp_path) == [
         Document("weblog-a", "I don't know.\n#1", labels=("weblog",), site="weblog"),
         Document("email-b", "Yes", labels=("email",), site="email"),
     ]
-
-
-def test_tokens_are_surface_tokens(tmp_path: Path) -> None:
-    found = documents(tmp_path, formats=TOKENS)
-    assert [document.text for document in found] == ["I don't know .\n#1", "Yes"]
+    (tmp_path / "north").mkdir()  # a folder says the site, and the genre stays the label
+    (tmp_path / "x.conllu").rename(tmp_path / "north" / "x.conllu")
+    found = fs.read(tmp_path, "conllu", **TOKENS)
+    assert [(item.id, item.text, item.site, item.labels) for item in found] == [
+        ("north/weblog-a", "I don't know .\n#1", "north", ("weblog",)),
+        ("north/email-b", "Yes", "north", ("email",)),
+    ]
 
 
 def test_tokens_need_no_text_and_a_file_needs_no_document(tmp_path: Path) -> None:
     text = "\n".join([word("1", "Oui"), word("2", "!"), "", "# a comment alone", ""])
-    assert documents(tmp_path, text, formats=TOKENS) == [Document("x-1", "Oui !")]
+    assert documents(tmp_path, text, **TOKENS) == [Document("x-1", "Oui !")]
 
 
 def test_a_paragraph_may_be_a_document_of_its_document_s_genre(tmp_path: Path) -> None:
-    paragraphs = CorpusSettings(
-        format="conllu", path="bank", conllu=ConlluSettings(documents="paragraphs", text="tokens")
-    )
     text = "\n".join(
         [
             "# newdoc id = weblog-a",
@@ -78,7 +60,7 @@ def test_a_paragraph_may_be_a_document_of_its_document_s_genre(tmp_path: Path) -
             *(word("1", "Two"), "", "# newdoc id = email-b", word("1", "Three"), ""),
         ]
     )
-    found = documents(tmp_path, text, formats=formats_of(paragraphs))
+    found = documents(tmp_path, text, conllu={"documents": "paragraphs", "text": "tokens"})
     assert [(each.id, each.text, each.labels) for each in found] == [
         ("weblog-a-p1", "One\nMore", ("weblog",)),
         ("weblog-a-p2", "Two", ("weblog",)),
@@ -91,27 +73,18 @@ def test_splits_are_told_by_the_names_that_treebanks_have(tmp_path: Path) -> Non
         content = SAMPLE.replace("id = weblog-a", f"id = weblog-{part}").replace("email-b", f"b{part}")
         (tmp_path / f"en_ewt-ud-{part}.conllu.gz").write_bytes(gzip.compress(content.encode()))
     (tmp_path / "README.txt").write_text("no treebank")
-    found = {item.id: (item.site, item.metadata["split"]) for item in read(tmp_path, "conllu")}
+    found = {item.id: (item.site, item.metadata["split"]) for item in fs.read(tmp_path, "conllu")}
     assert found["weblog-train"] == ("weblog", "train")
     assert found["weblog-dev"] == ("weblog", "validation")
     assert found["en_ewt-ud-test/btest"] == ("", "test")
 
 
-def test_a_folder_says_the_site_and_the_genre_stays_the_label(tmp_path: Path) -> None:
-    (tmp_path / "north").mkdir()
-    (tmp_path / "north" / "a.conllu").write_text(SAMPLE)
-    assert [(item.id, item.site, item.labels) for item in read(tmp_path, "conllu")] == [
-        ("north/weblog-a", "north", ("weblog",)),
-        ("north/email-b", "north", ("email",)),
-    ]
-
-
 def test_the_english_web_treebank(data_root: Path) -> None:
     folder = data_root / "ud_english_ewt"
-    found = read(folder / "en_ewt-ud-dev.conllu.gz", "conllu", formats=TOKENS)
+    found = fs.read(folder / "en_ewt-ud-dev.conllu.gz", "conllu", **TOKENS)
     assert {item.site for item in found} == {"answers", "email", "newsgroup", "reviews", "weblog"}
     assert sum(len(item.text.split("\n")) for item in found) == 2001
-    originals = read(folder / "en_ewt-ud-dev.conllu.gz", "conllu")
+    originals = fs.read(folder / "en_ewt-ud-dev.conllu.gz", "conllu")
     assert originals[0].text.startswith("From the AP comes this story :\nPresident Bush on Tuesday")
     for one, other in zip(found, originals, strict=True):
         assert "".join(one.text.split()) == "".join(other.text.split())

@@ -13,13 +13,12 @@ from fedstrata.data.readers import FORMATS, read
 from fedstrata.engine.prepare import prepare
 
 
-def tree(root: Path, *paths: str, text: str = "Fever") -> Path:
-    """Makes files; a `.tsv` holds one sentence, the others the text or nothing."""
+def tree(root: Path, *paths: str) -> Path:
+    """Makes files: a `.tsv` of one sentence, a `.txt` of a word, and without an ending a note of brat."""
     for path in paths:
-        file = root / path
-        file.parent.mkdir(parents=True, exist_ok=True)
-        content = {".txt": text, ".tsv": f"{text}\tB-problem\n"}.get(file.suffix, "")
-        file.write_text(content)
+        for file in (root / path,) if "." in path else (root / f"{path}.txt", root / f"{path}.ann"):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text({".txt": "Fever", ".tsv": "Fever\tB-problem\n"}.get(file.suffix, ""))
     return root
 
 
@@ -27,39 +26,30 @@ def places(root: Path, format: str) -> list[tuple[str, str, str]]:
     return [(item.id, item.site, item.metadata.get("split", "")) for item in read(root, format)]
 
 
-def test_files_of_the_folder_itself_are_one_site_in_the_order_of_their_names(tmp_path: Path) -> None:
-    tree(tmp_path, "b-1.txt", "b-1.ann", "b.txt", "b.ann", "a.TXT", "a.ann", ".hidden.txt", ".old/c.txt")
-    assert places(tmp_path, "brat") == [("a", "", ""), ("b", "", ""), ("b-1", "", "")]
+LAYOUTS: dict[str, dict[str, tuple[str, str]]] = {
+    "one site": {"a": ("", ""), "b": ("", ""), "b-1": ("", "")},
+    "sites": {"north/a": ("north", ""), "south/a": ("south", "")},
+    "splits": {"Dev/b": ("", "validation"), "test/c": ("", "test"), "train/a": ("", "train")},
+    "splits of a site": {"north/test/a": ("north", "test"), "north/train/a": ("north", "train")},
+    "sites of a split": {"train/north/a": ("north", "train"), "valid/south/a": ("south", "validation")},
+    "a folder of a site": {"north/ward/a": ("north/ward", ""), "south/b": ("south", "")},
+    "splits with a name": {"MIMIC_test/a": ("", "test"), "MIMIC_train/a": ("", "train")},
+    "a split with a number": {"test-1/a": ("", "test"), "train/a": ("", "train")},
+    "a site like a split": {"test-hospital/a": ("test-hospital", "")},
+    "sites like a split": {"training-a/b": ("training-a", ""), "training-c/d": ("training-c", "")},
+    "splits of a site like one": {"north/train/a": ("north", "train"), "test-b/train/a": ("test-b", "train")},
+    "a note called test": {"test": ("", ""), "x": ("", "")},
+    "a note of a test": {"lab-test-2": ("", ""), "x": ("", "")},
+}
+"""Notes in the order in which they are read, with their sites and splits."""
 
 
-def test_sub_folders_are_sites(tmp_path: Path) -> None:
-    tree(tmp_path, "north/a.txt", "north/a.ann", "south/a.txt", "south/a.ann", "empty/.keep", "README.txt")
-    assert places(tmp_path, "brat") == [("north/a", "north", ""), ("south/a", "south", "")]
-
-
-@pytest.mark.parametrize(
-    ("paths", "expected"),
-    [
-        (
-            ["train/a", "Dev/b", "test/c"],
-            [("Dev/b", "", "validation"), ("test/c", "", "test"), ("train/a", "", "train")],
-        ),
-        (
-            ["north/train/a", "north/test/a"],
-            [("north/test/a", "north", "test"), ("north/train/a", "north", "train")],
-        ),
-        (
-            ["train/north/a", "valid/south/a"],
-            [("train/north/a", "north", "train"), ("valid/south/a", "south", "validation")],
-        ),
-        (["north/ward/a", "south/b"], [("north/ward/a", "north/ward", ""), ("south/b", "south", "")]),
-    ],
-)
-def test_folders_named_like_splits(
-    tmp_path: Path, paths: list[str], expected: list[tuple[str, str, str]]
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_where_a_note_lies_says_its_site_and_its_split(
+    tmp_path: Path, layout: dict[str, tuple[str, str]]
 ) -> None:
-    tree(tmp_path, *(f"{path}{suffix}" for path in paths for suffix in (".txt", ".ann")))
-    assert places(tmp_path, "brat") == expected
+    tree(tmp_path, *reversed(layout), "empty/.keep", ".hidden.txt", ".old/c.txt", "README.txt")
+    assert places(tmp_path, "brat") == [(note, *place) for note, place in layout.items()]
 
 
 def test_files_named_like_splits(tmp_path: Path) -> None:
@@ -69,6 +59,8 @@ def test_files_named_like_splits(tmp_path: Path) -> None:
         ("north/train/train-1", "north", "train"),
         ("south/TEST/TEST-1", "south", "test"),
     ]
+    tree(tmp_path / "texts", "lab-test-2.txt", "B.TXT")  # a text is none, whatever it is called
+    assert places(tmp_path / "texts", "text") == [("B", "", ""), ("lab-test-2", "", "")]
 
 
 @pytest.mark.parametrize(
@@ -101,36 +93,8 @@ def test_shards_of_a_split_are_read_in_order(tmp_path: Path) -> None:
     assert [(item.text, item.metadata["split"]) for item in documents] == [("0", "train"), ("1", "train")]
 
 
-@pytest.mark.parametrize(
-    ("paths", "expected"),
-    [
-        (["MIMIC_train", "MIMIC_test"], [("", "test"), ("", "train")]),
-        (["train", "test-1"], [("", "test"), ("", "train")]),
-        (["test-hospital"], [("test-hospital", "")]),
-        (["training-north", "training-south"], [("training-north", ""), ("training-south", "")]),
-        (["test-hospital/train", "north/train"], [("north", "train"), ("test-hospital", "train")]),
-    ],
-)
-def test_folders_whose_names_may_be_those_of_sites(
-    tmp_path: Path, paths: list[str], expected: list[tuple[str, str]]
-) -> None:
-    tree(tmp_path, *(f"{path}/a{suffix}" for path in paths for suffix in (".txt", ".ann")))
-    assert [place[1:] for place in places(tmp_path, "brat")] == expected
-
-
-@pytest.mark.parametrize("format", ["brat", "text"])
-def test_a_note_is_no_split_whatever_it_is_called(tmp_path: Path, format: str) -> None:
-    tree(tmp_path, "lab-test-2.txt", "x.txt")
-    assert places(tmp_path, format) == [("lab-test-2", "", ""), ("x", "", "")]
-
-
-def test_a_text_called_test_is_a_document(tmp_path: Path) -> None:
-    tree(tmp_path, "test.txt", "test.ann", "x.txt", "x.ann")
-    assert places(tmp_path, "brat") == [("test", "", ""), ("x", "", "")]
-
-
 def test_one_file_has_no_site_and_no_split(tmp_path: Path) -> None:
-    tree(tmp_path, "train.tsv", "a.txt", "a.ann", "b.txt")
+    tree(tmp_path, "train.tsv", "a", "b.txt")
     assert places(tmp_path / "train.tsv", "conll") == [("train-1", "", "")]
     assert places(tmp_path / "a.txt", "brat") == [("a", "", "")]
     with refused(DataError, "not_annotated", at="b.txt"):
@@ -142,11 +106,11 @@ def test_one_file_has_no_site_and_no_split(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("format", "paths", "code", "values"),
     [
-        ("brat", ["a.txt", "a.ann", "b.txt"], "not_annotated", ["b.txt", "b.ann"]),
-        ("brat", ["x/a.txt", "x/a.ann", "y/b.txt"], "not_annotated", ["b.txt"]),
+        ("brat", ["a", "b.txt"], "not_annotated", ["b.txt", "b.ann"]),
+        ("brat", ["x/a", "y/b.txt"], "not_annotated", ["b.txt"]),
         ("brat", ["a.txt", "b.ann"], "missing", ["b.ann", "b.txt"]),
         ("i2b2", ["txt/a.txt", "concept/b.con"], "missing", ["b.con"]),
-        ("brat", ["a.txt", "a.ann", "x/b.txt", "x/b.ann"], "conflict", ["(a.txt)", "(x)"]),
+        ("brat", ["a", "x/b"], "conflict", ["(a.txt)", "(x)"]),
         ("brat", ["train/a.txt", "north/b.txt"], "ambiguous", ["train is", "north is"]),
         ("conll", ["train.tsv", "train_dev.tsv"], "ambiguous", ["train.tsv is", "train_dev.tsv is"]),
         (
@@ -168,11 +132,13 @@ def test_layouts_that_could_be_misread_are_refused(
         read(tree(tmp_path, *paths), format)
 
 
-def test_texts_without_annotations_can_be_left_out(tmp_path: Path) -> None:
-    tree(tmp_path, "a.txt", "a.ann", "README.txt")
+def test_texts_without_annotations_can_be_left_out_or_kept(tmp_path: Path) -> None:
+    tree(tmp_path, "a", "b.txt", "README.txt")
     assert [item.id for item in read(tmp_path, "brat", unannotated="skip")] == ["a"]
+    assert [item.id for item in read(tmp_path, "brat", unannotated="keep")] == ["a", "b"]
+    with refused(DataError, "not_annotated", at="b.txt"):
+        read(tmp_path, "brat")
     (tmp_path / "a.ann").unlink()
-    tree(tmp_path, "b.txt")
     assert [item.id for item in read(tmp_path, "brat", unannotated="skip")] == ["a", "b"]
 
 
@@ -187,15 +153,8 @@ def test_what_says_what_a_folder_holds_is_no_document_unless_it_is_annotated(
         assert [item.id for item in read(tmp_path, format, unannotated="skip")] == ["README"]
 
 
-def test_texts_without_annotations_can_be_kept(tmp_path: Path) -> None:
-    tree(tmp_path, "a.txt", "a.ann", "b.txt")
-    assert [item.id for item in read(tmp_path, "brat", unannotated="keep")] == ["a", "b"]
-    with refused(DataError, "not_annotated", at="b.txt"):
-        read(tmp_path, "brat")
-
-
 def test_all_wrong_files_are_named_at_once(tmp_path: Path) -> None:
-    tree(tmp_path, "a.txt", "a.ann", "b.txt", "c.txt")
+    tree(tmp_path, "a", "b.txt", "c.txt")
     with refused(DataError, "not_annotated", at="c.txt", values=["2 files", "b.txt", "data.unannotated"]):
         read(tmp_path, "brat")
     tree(tmp_path, "b.ann", "c.ann")
@@ -211,11 +170,15 @@ def test_all_wrong_files_are_named_at_once(tmp_path: Path) -> None:
     assert problems_of(wrong.value) == [("data.path", "not_utf8")] * 2
 
 
-def test_two_documents_of_one_id_are_refused(tmp_path: Path) -> None:
+def test_documents_of_one_id_and_of_another_site_than_their_folder_are_refused(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"id": "n1", "text": ""}\n')
     with refused(DataError, "duplicate", at="b.jsonl", values=["'n1'", "a.jsonl"]):
         read(tmp_path, "jsonl")
+    (tmp_path / "tree" / "south").mkdir(parents=True)
+    (tmp_path / "tree" / "south" / "c.jsonl").write_text('{"id": "n1", "text": "", "site": "north"}')
+    with refused(DataError, "conflict", at="c.jsonl", values=["n1", "'north'", "'south'"]):
+        read(tmp_path / "tree", "jsonl")
 
 
 def test_a_link_to_a_folder_above_does_not_repeat_documents(tmp_path: Path) -> None:
@@ -237,7 +200,7 @@ def test_paths_and_formats_that_do_not_exist(tmp_path: Path) -> None:
 def test_files_that_say_what_a_folder_holds_are_passed_over_and_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tree(tmp_path, "a.txt", "a.ann", "README.txt", "CHANGELOG.txt", "README.md.txt", "README.md")
+    tree(tmp_path, "a", "README.txt", "CHANGELOG.txt", "README.md.txt", "README.md")
     assert places(tmp_path, "brat") == [("a", "", "")]
     assert "3 passed over" in caplog.text
     assert "CHANGELOG.txt, README.txt, README.md.txt" in caplog.text

@@ -12,10 +12,9 @@ from fedstrata.core.errors import DataError
 from fedstrata.data.readers import read
 
 
-def corpus(tmp_path: Path, text: str, concepts: str | None) -> Path:
+def corpus(tmp_path: Path, text: str, concepts: str) -> Path:
     (tmp_path / "note.txt").write_bytes(text.encode())
-    if concepts is not None:
-        (tmp_path / "note.con").write_bytes(concepts.encode())
+    (tmp_path / "note.con").write_bytes(concepts.encode())
     return tmp_path
 
 
@@ -132,25 +131,25 @@ def test_what_is_said_of_concepts_needs_them_and_their_text(tmp_path: Path) -> N
         read(folder, "i2b2")
 
 
-@pytest.mark.parametrize("first", [1, 0])
-def test_a_line_that_begins_with_blanks_may_begin_with_an_empty_token(tmp_path: Path, first: int) -> None:
-    concepts = f'c="fever" 1:{first} 1:{first}||t="problem"\nc="cough" 2:0 2:0||t="problem"\n'
-    (document,) = read(corpus(tmp_path, "  fever\ncough", concepts), "i2b2")
-    assert mentions(document) == [("fever", "problem"), ("cough", "problem")]
+BLANKS = "  fever\ncough"  # may begin with an empty token
 
 
-def test_a_concept_that_begins_at_the_empty_token_begins_at_the_word(tmp_path: Path) -> None:
-    concepts = 'c="high fever" 1:0 1:2||t="problem"\n'
-    (document,) = read(corpus(tmp_path, " high fever", concepts), "i2b2")
-    assert document.spans == (Span(1, 11, "problem"),)
-
-
-def test_only_ascii_white_space_sets_tokens_apart(tmp_path: Path) -> None:
-    text = " 10\u00a0mg\u2028of \U0001f48a STRASSE daily"
-    (document,) = read(corpus(tmp_path, text, 'c="stra\u00dfe" 1:2 1:2||t="treatment"\n'), "i2b2")
-    assert mentions(document) == [("STRASSE", "treatment")]
-
-
-def test_quotation_marks_inside_a_concept(tmp_path: Path) -> None:
-    (document,) = read(corpus(tmp_path, 'a " b', 'c="a " b" 1:0 1:2||t="problem"\n'), "i2b2")
-    assert mentions(document) == [('a " b', "problem")]
+@pytest.mark.parametrize(
+    ("text", "concept", "found"),
+    [
+        pytest.param(BLANKS, 'c="fever" 1:1 1:1', "fever", id="at the word"),
+        pytest.param(BLANKS, 'c="fever" 1:0 1:0', "fever", id="at the empty token"),
+        pytest.param(BLANKS, 'c="cough" 2:0 2:0', "cough", id="the line after"),
+        pytest.param(" high fever", 'c="high fever" 1:0 1:2', "high fever", id="from the empty token on"),
+        pytest.param(
+            " 10\u00a0mg\u2028of \U0001f48a STRASSE daily",
+            'c="stra\u00dfe" 1:2 1:2',
+            "STRASSE",
+            id="ascii blanks",
+        ),
+        pytest.param('a " b', 'c="a " b" 1:0 1:2', 'a " b', id="quotation marks"),
+    ],
+)
+def test_where_a_concept_is_in_the_text(tmp_path: Path, text: str, concept: str, found: str) -> None:
+    (document,) = read(corpus(tmp_path, text, f'{concept}||t="problem"\n'), "i2b2")
+    assert mentions(document) == [(found, "problem")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
@@ -24,19 +23,8 @@ def article(*lines: str, name: str = "17", title: str = TITLE, abstract: str = A
 
 
 def written(path: Path, content: str) -> Path:
-    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    path.write_bytes(content.encode())
     return path
-
-
-def test_relations_concepts_and_composite_mentions_are_passed_over(tmp_path: Path) -> None:
-    lines = (
-        "24\t36\tfever | rash\tDisease\tD005334|D005076\tfever|rash",
-        "CID\tD005334\tD005076",
-        "Positive_Correlation\tD005334\tD005076\tNovel",
-    )
-    written(tmp_path / "a.pubtator.gz", article(*lines))
-    (document,) = read(tmp_path, "pubtator")
-    assert document.spans == (Span(24, 36, "Disease"),)
 
 
 @pytest.mark.parametrize(
@@ -52,11 +40,6 @@ def test_the_quotes_decide_what_stands_between_title_and_abstract(
 ) -> None:
     (document,) = read(written(tmp_path / "a.txt", article(line)), "pubtator")
     assert document.text == text
-
-
-def test_a_title_alone_and_an_empty_abstract(tmp_path: Path) -> None:
-    written(tmp_path / "a.txt", f"1|t|{TITLE}\n1\t0\t5\tFever\tDisease\n\n2|t|{TITLE}\n2|a|\n")
-    assert [document.text for document in read(tmp_path, "pubtator")] == [TITLE, f"{TITLE} "]
 
 
 def test_identical_copies_are_one_document(tmp_path: Path) -> None:
@@ -98,8 +81,11 @@ def test_the_forms_that_other_corpora_have(tmp_path: Path) -> None:
         "18\t2\t7\ttitle\tThing\t-",
         "19|t|",
         "19|a|An abstract.",
+        "20|t|A title.",
+        "20|a|",
     ]
-    first, second, third = read(written(tmp_path / "a.txt", "\n".join(lines)), "pubtator")
+    first, second, third, fourth = read(written(tmp_path / "a.txt", "\n".join(lines)), "pubtator")
     assert [(span.start, span.end) for span in first.spans] == [(0, 5), (9, 13), (24, 36)]
     assert (first.relations, second.text, third.text) == ((), "A title alone.", " An abstract.")
+    assert fourth.text == "A title. "
     assert second.spans == (Span(2, 7, "Thing"),)

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 from support import refused
 
+import fedstrata as fs
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.core.errors import DataError
-from fedstrata.core.settings.data import CorpusSettings
-from fedstrata.core.settings.formats import RelationTableSettings
-from fedstrata.data.readers import formats_of, read
 
 ADE = {
     "names": ["from", "text", "effect", "e1", "e2", "drug", "d1", "d2"],
@@ -27,10 +25,7 @@ OFFSETS = {"head_start": "d1", "head_end": "d2", "tail_start": "e1", "tail_end":
 
 def documents_of(path: Path, content: str, name: str = "x.rel", **settings: object) -> list[Document]:
     (path / name).write_text(content)
-    corpus = CorpusSettings(
-        format="relation_table", path=str(path), relation_table=RelationTableSettings.model_validate(settings)
-    )
-    return read(path / name, "relation_table", formats=formats_of(corpus))
+    return fs.read(path / name, "relation_table", relation_table=settings)
 
 
 def related(document: Document) -> list[tuple[str, str, str]]:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from support import refused
 
-from fedstrata.core.documents import Document
 from fedstrata.core.errors import DataError
 from fedstrata.data.readers import read
 
@@ -51,114 +50,74 @@ def wsc(noun: str, label: bool | None, **more: Any) -> dict[str, Any]:
     return {"text": "Al saw Bo. Then he, who left.", "target": target, "label": label, **more}
 
 
-@pytest.mark.parametrize(
-    ("task", "rows", "expected"),
-    [
-        (
-            "RTE",
-            [{"premise": "A dog.", "hypothesis": "A pet.", "label": 0, "idx": 9}],
-            [Document("x-1", "A dog.", labels=("entailment",), text_pair="A pet.")],
-        ),
-        (
-            "CB",
-            [{"premise": "A dog.", "hypothesis": "A cat.", "label": label} for label in (1, "neutral", -1)],
-            [
-                Document(f"x-{number}", "A dog.", labels=labels, text_pair="A cat.")
-                for number, labels in enumerate([("contradiction",), ("neutral",), ()], start=1)
-            ],
-        ),
-        (
-            "BoolQ",
-            [
-                {"question": "is it", "passage": "It is.", "label": True},
-                {"question": "is it", "passage": "It is not.", "answer": False, "title": "x"},
-            ],
-            [
-                Document("x-1", "It is.", labels=("true",), text_pair="is it"),
-                Document("x-2", "It is not.", labels=("false",), text_pair="is it"),
-            ],
-        ),
-        (
-            "WiC",
-            [{"word": "feel", "sentence1": "I feel.", "sentence2": "Feel it.", "label": False, "start1": 2}],
-            [Document("x-1", "I feel.", labels=("false",), metadata={"word": "feel"}, text_pair="Feel it.")],
-        ),
-        (
-            "COPA",
-            [{"premise": "It fell.", "choice1": "a", "choice2": "b", "question": "cause", "label": 1}],
-            [
-                Document(
-                    "x-1",
-                    "It fell.",
-                    labels=("choice2",),
-                    metadata={"question": "cause", "choice1": "a", "choice2": "b"},
-                )
-            ],
-        ),
-        (
-            "MultiRC",
-            [MULTIRC],
-            [
-                Document(
-                    "x-1",
-                    PASSAGE,
-                    labels=("choice2",),
-                    metadata={"choice1": "Ann", "choice2": "Bo"},
-                    text_pair="Who paid?",
-                ),
-                Document("x-2", PASSAGE, labels=("none",), metadata={"choice1": ""}, text_pair="Who left?"),
-            ],
-        ),
-        (
-            "ReCoRD",
-            [RECORD],
-            [
-                Document(
-                    "x-1",
-                    PASSAGE,
-                    labels=("choice1",),
-                    metadata={"choice1": "Bo Li", "choice2": "Ann"},
-                    text_pair="@placeholder paid.",
-                ),
-                Document(
-                    "x-2",
-                    PASSAGE,
-                    labels=("none",),
-                    metadata={"choice1": "Bo Li", "choice2": "Ann"},
-                    text_pair="Who is @placeholder?",
-                ),
-            ],
-        ),
-        (
-            "WSC",
-            [
-                wsc("Al", False),
-                wsc("Bo", True, candidates=["al", "Al's cat"]),
-                wsc("Cy", None) | {"text": "No one but *a b* saw him."},
-            ],
-            [
-                Document(
-                    "x-1",
-                    "Al saw Bo. Then *he*, who left.",
-                    labels=("choice2",),
-                    metadata={"pronoun": "He", "choice1": "Al", "choice2": "Bo", "rival1": "Al's cat"},
-                ),
-                Document("x-2", "No one but *a *b** saw him.", metadata={"pronoun": "He", "choice1": "Cy"}),
-            ],
-        ),
-    ],
-)
-def test_the_fields_of_each_task(
-    tmp_path: Path, task: str, rows: list[dict[str, Any]], expected: list[Document]
-) -> None:
+COPA = {"premise": "It fell.", "choice1": "a", "choice2": "b", "question": "cause", "label": 1}
+RTE = {"premise": "A dog.", "hypothesis": "A pet.", "label": 0, "idx": 9}
+CHOICES = {"choice1": "Bo Li", "choice2": "Ann"}
+Fields = tuple[str, str | None, tuple[str, ...], dict[str, str]]
+TASKS: dict[str, tuple[list[dict[str, Any]], list[Fields]]] = {
+    "RTE": ([RTE], [("A dog.", "A pet.", ("entailment",), {})]),
+    "CB": (
+        [RTE | {"label": 1}, RTE | {"label": "neutral"}, RTE | {"label": -1}],
+        [("A dog.", "A pet.", labels, {}) for labels in (("contradiction",), ("neutral",), ())],
+    ),
+    "BoolQ": (
+        [
+            {"question": "is it", "passage": "It is.", "label": True},
+            {"question": "is it", "passage": "It is not.", "answer": False, "title": "x"},
+        ],
+        [("It is.", "is it", ("true",), {}), ("It is not.", "is it", ("false",), {})],
+    ),
+    "WiC": (
+        [{"word": "feel", "sentence1": "I feel.", "sentence2": "Feel it.", "label": False, "start1": 2}],
+        [("I feel.", "Feel it.", ("false",), {"word": "feel"})],
+    ),
+    "COPA": (
+        [COPA],
+        [("It fell.", None, ("choice2",), {"question": "cause", "choice1": "a", "choice2": "b"})],
+    ),
+    "MultiRC": (
+        [MULTIRC],
+        [
+            (PASSAGE, "Who paid?", ("choice2",), {"choice1": "Ann", "choice2": "Bo"}),
+            (PASSAGE, "Who left?", ("none",), {"choice1": ""}),
+        ],
+    ),
+    "ReCoRD": (
+        [RECORD],
+        [
+            (PASSAGE, "@placeholder paid.", ("choice1",), CHOICES),
+            (PASSAGE, "Who is @placeholder?", ("none",), CHOICES),
+        ],
+    ),
+    "WSC": (
+        [
+            wsc("Al", False),
+            wsc("Bo", True, candidates=["al", "Al's cat"]),
+            wsc("Cy", None) | {"text": "No one but *a b* saw him."},
+        ],
+        [
+            (
+                "Al saw Bo. Then *he*, who left.",
+                None,
+                ("choice2",),
+                {"pronoun": "He", "choice1": "Al", "choice2": "Bo", "rival1": "Al's cat"},
+            ),
+            ("No one but *a *b** saw him.", None, (), {"pronoun": "He", "choice1": "Cy"}),
+        ],
+    ),
+}
+"""By task what a file holds, and the text, the second text, the labels and the metadata of each document."""
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_fields_of_each_task(tmp_path: Path, task: str) -> None:
+    rows, expected = TASKS[task]
     found = read(write(tmp_path / task / "x.jsonl", *rows), "superglue")
     assert all(next(iter(own.metadata)) == "superglue" for own in found)
-    assert [(own.id, own.texts, own.labels, {**own.metadata}) for own in found] == [
-        (own.id, own.texts, own.labels, {"superglue": task.lower(), **own.metadata}) for own in expected
+    assert [(own.id, own.text, own.text_pair, own.labels, {**own.metadata}) for own in found] == [
+        (f"x-{number}", *texts, {"superglue": task.lower(), **metadata})
+        for number, (*texts, metadata) in enumerate(expected, start=1)
     ]
-
-
-COPA = {"premise": "It fell.", "choice1": "a", "choice2": "b", "question": "cause", "label": 1}
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,10 @@ def written(path: Path, content: bytes) -> Path:
 
 def test_rows_with_the_lines_they_begin_on(tmp_path: Path) -> None:
     content = b'\xef\xbb\xbfid,Text \r\n1,"a ""b"",\r\nc\nd"\r\n\r\n2,\r\n'
-    for path in (
-        written(tmp_path / "t.csv", content),
-        written(tmp_path / "t.csv.gz", gzip.compress(content)),
-    ):
-        assert list(read_rows(path)) == [
-            (2, {"id": "1", "Text": 'a "b",\r\nc\nd'}),
-            (6, {"id": "2", "Text": ""}),
-        ]
+    assert list(read_rows(written(tmp_path / "t.csv", content))) == [
+        (2, {"id": "1", "Text": 'a "b",\r\nc\nd'}),
+        (6, {"id": "2", "Text": ""}),
+    ]
 
 
 def test_names_of_columns(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from fedstrata.data.synthetic.draw import Draw
 from fedstrata.data.synthetic.lexicons import lexicon
 from fedstrata.data.synthetic.style import HouseStyle, house_style
 
+CLIPS = {"chest": "ch", "left": "L"}
+
 
 def style(**changes: Any) -> HouseStyle:
     plain = {"casing": "sentence", "width": 0, "slips": 0.0, "replacements": {}, "clips": {}} | changes
@@ -76,12 +78,11 @@ def test_a_modifier_that_modifies_nothing_is_an_error_that_names_it() -> None:
 
 def test_long_lines_break_at_spaces_but_never_inside_a_span() -> None:
     note = builder(width=20)
-    write(
-        note, "a b c d e f g h i j ", ("problem", "a very long mention of many words"), " and then more words"
-    )
+    mention = "a very long mention of many words"
+    write(note, "a b c d e f g h i j ", ("problem", mention), " and then more words")
     text, (span,), _ = note.finish()
-    assert text[span.start : span.end] == "a very long mention of many words"
-    assert all(len(line) <= 20 + len("a very long mention of many words") for line in text.split("\n"))
+    assert text[span.start : span.end] == mention
+    assert all(len(line) <= 20 + len(mention) for line in text.split("\n"))
     assert "\n" in text
 
 
@@ -102,7 +103,7 @@ def test_offsets_hold_whatever_the_style_does_to_the_text(
     pieces: list[tuple[str, str]], casing: str, british: bool, width: int, slips: float
 ) -> None:
     replacements = lexicon().british if british else {}
-    note = builder(casing=casing, replacements=replacements, width=width, slips=slips, clips=note_clips())
+    note = builder(casing=casing, replacements=replacements, width=width, slips=slips, clips=CLIPS)
     for label, text in pieces:
         write(note, (label, text) if label else text, " ")
     text, spans, _ = note.finish()
@@ -113,9 +114,5 @@ def test_offsets_hold_whatever_the_style_does_to_the_text(
         assert found == found.strip()
         assert len(found.split()) == len(content.split())
         assert sorted(found.lower()) == sorted(
-            style(casing="lower", replacements=replacements, clips=note_clips()).rewrite(content)
+            style(casing="lower", replacements=replacements, clips=CLIPS).rewrite(content)
         )
-
-
-def note_clips() -> dict[str, str]:
-    return {"chest": "ch", "left": "L"}

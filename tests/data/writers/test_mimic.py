@@ -28,6 +28,10 @@ def tables(folder: Path, documents: list[Document]) -> dict[str, list[dict[str, 
     return found
 
 
+def cells(rows: list[dict[str, str]], *columns: str) -> list[tuple[str, ...]]:
+    return [tuple(row[column] for column in columns) for row in rows]
+
+
 def test_notes_and_codes_of_an_admission(tmp_path: Path) -> None:
     corpus = [
         note(1, "17", "205", "428.0", "V58.61", kind="discharge summary"),
@@ -36,28 +40,22 @@ def test_notes_and_codes_of_an_admission(tmp_path: Path) -> None:
         note(4, "5", "7", kind="telephone call"),
     ]
     found = tables(tmp_path / "mimic", corpus)
-    assert [
-        (row["ROW_ID"], row["SUBJECT_ID"], row["HADM_ID"], row["CATEGORY"]) for row in found["NOTEEVENTS"]
-    ] == [
+    assert cells(found["NOTEEVENTS"], "ROW_ID", "SUBJECT_ID", "HADM_ID", "CATEGORY") == [
         ("1", "17", "205", "Discharge summary"),
         ("2", "17", "205", "Physician "),
         ("3", "17", "206", "Discharge summary"),
         ("4", "5", "7", "General"),
     ]
-    assert {row["TEXT"] for row in found["NOTEEVENTS"]} == {NOTE}
-    assert {row["CHARTDATE"] for row in found["NOTEEVENTS"]} == {""}
-    assert [(row["HADM_ID"], row["SEQ_NUM"], row["ICD9_CODE"]) for row in found["DIAGNOSES_ICD"]] == [
+    assert cells(found["NOTEEVENTS"], "TEXT", "CHARTDATE") == [(NOTE, "")] * 4
+    assert cells(found["DIAGNOSES_ICD"], "HADM_ID", "SEQ_NUM", "ICD9_CODE") == [
         ("205", "1", "4280"),
         ("205", "2", "V5861"),
         ("205", "3", "4019"),
         ("206", "1", "E8859"),
     ]
-    assert [(row["SUBJECT_ID"], row["HADM_ID"]) for row in found["ADMISSIONS"]] == [
-        ("17", "205"),
-        ("17", "206"),
-        ("5", "7"),
-    ]
-    assert [row["SUBJECT_ID"] for row in found["PATIENTS"]] == ["17", "5"]
+    admissions = [("17", "205"), ("17", "206"), ("5", "7")]
+    assert cells(found["ADMISSIONS"], "SUBJECT_ID", "HADM_ID") == admissions
+    assert cells(found["PATIENTS"], "SUBJECT_ID") == [("17",), ("5",)]
 
 
 def test_columns_are_those_of_the_database(data_root: Path, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from fedstrata.core.documents import Document, Relation, Span
 from fedstrata.data.readers import read
-from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
 
 # Characters that break naive readers: line ends of all kinds, blanks of all kinds, a byte order mark, a
@@ -87,11 +86,26 @@ def test_brat_gives_back_text_spans_fragments_and_relations(document: Document) 
     assert there_and_back([document], "brat") == [document]
 
 
-@given(documents(), st.lists(st.text(min_size=1, max_size=5), max_size=3))
-def test_jsonl_gives_back_the_whole_document(document: Document, labels: list[str]) -> None:
-    metadata = {"speciality": "cardiology", "split": "test"}
+@given(
+    document=documents(),
+    labels=st.lists(st.text(min_size=1, max_size=5), max_size=3),
+    pair=st.none() | TEXTS,
+    assertion=st.sampled_from(["", "absent"]),
+)
+def test_jsonl_gives_back_the_whole_document(
+    document: Document, labels: list[str], pair: str | None, assertion: str
+) -> None:
+    named = {own.label for own in (*document.spans, *document.relations)}
+    more = {
+        "labels": tuple(labels),
+        "metadata": {"speciality": "cardiology", "split": "test"},
+        "text_pair": pair,
+        "spans": tuple(replace(span, assertion=assertion) for span in document.spans),
+        "annotates": frozenset({*named, *labels}) if assertion else None,
+        "lacks_relations": not document.relations,
+    }
     corpus = [
-        replace(document, id=f"s-{site}-{number}", site=f"s-{site}", labels=tuple(labels), metadata=metadata)
+        replace(document, id=f"s-{site}-{number}", site=f"s-{site}", **more)
         for site in (1, 2)
         for number in (1, 2)
     ]
@@ -147,27 +161,6 @@ def test_i2b2_gives_back_relations_and_assertions(caplog: pytest.LogCaptureFixtu
     assert [record.args for record in caplog.records] == [(2, 1)]
     assert found[1:] == [nothing, lacking]
     assert there_and_back(found, "i2b2") == found
-
-
-def test_json_lines_give_back_what_is_said_of_spans_and_that_relations_are_lacking() -> None:
-    note = Document(
-        "a",
-        "No fever",
-        (Span(3, 8, "problem", assertion="absent"),),
-        lacks_relations=True,
-        annotates=frozenset({"problem"}),
-    )
-    (found,) = there_and_back([note], "jsonl")
-    assert found == note
-    assert held(found) == held(note)
-
-
-@pytest.mark.parametrize("format", ["brat", "jsonl"])
-def test_the_relations_of_synthetic_notes_come_back(format: str) -> None:
-    corpus = generate(seed=3, sites=2, notes=6)
-    found = there_and_back(list(corpus), format)
-    assert [held(document) for document in found] == [held(document) for document in corpus]
-    assert all(document.relations for document in found)
 
 
 @given(documents(overlapping=False))

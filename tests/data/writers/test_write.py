@@ -132,14 +132,4 @@ def test_a_pair_of_texts_needs_json_lines(tmp_path: Path, format: str) -> None:
     with refused(DataError, "not_supported", values=["'n1'", "jsonl"]) as raised:
         write([pair], tmp_path / "corpus", format)
     assert "SECRET" not in str(raised.value)
-    assert not (tmp_path / "corpus").exists()
-
-
-def test_a_pair_comes_back_from_json_lines_even_with_an_empty_text(tmp_path: Path) -> None:
-    documents = [
-        Document("a", "Is it?", labels=("yes",), text_pair="It is."),
-        Document("b", "Is it?", text_pair=""),
-        Document("c", "Is it?"),
-    ]
-    write(documents, tmp_path / "corpus", "jsonl")
-    assert read(tmp_path / "corpus", "jsonl") == documents
+    assert not any(tmp_path.iterdir())
