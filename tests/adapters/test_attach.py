@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 import torch
 from peft import PrefixTuningConfig, get_peft_model
 from support import PREFIXES_REFUSED, problems_of, refused
-from tiny_models import VARIANTS
+from tiny_models import VARIANTS, Tiny
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -29,8 +28,6 @@ WITHOUT_SUBLAYER_ENDS = {"mixtral", "mobilebert"}
 
 QUICK = {"llama", "gpt2", "bert", "mixtral", "distilbert"}
 """Families whose linear layers are the most unlike."""
-
-Make = Callable[..., Model]
 
 
 def answers(model: Model) -> Tensor:
@@ -63,7 +60,7 @@ def shake(model: Model) -> None:
     indirect=True,
 )
 def test_an_adapter_changes_nothing_and_alone_can_train(
-    tiny_model: Make, variant: tuple[str, str], settings: Any
+    tiny_model: Tiny, variant: tuple[str, str], settings: Any
 ) -> None:
     family, kind = variant
     if settings is BOTTLENECK and family in WITHOUT_SUBLAYER_ENDS:
@@ -72,6 +69,7 @@ def test_an_adapter_changes_nothing_and_alone_can_train(
     before, names, size = answers(plain), set(plain.layout.all), plain.parameter_count
     model = attach(plain, settings, kind=kind, seed=Seed(1))
     assert torch.equal(answers(model), before)
+    assert model.is_causal == plain.is_causal and model.trainable == ()
     layout = model.layout
     assert not layout.embedding and not layout.final_norm  # nothing outside blocks and head can train
     assert all(layout.blocks)
@@ -84,7 +82,7 @@ def test_an_adapter_changes_nothing_and_alone_can_train(
 
 
 @pytest.mark.parametrize(("alpha", "scale"), [(None, 2.0), (3.0, 1.5)])
-def test_alpha_over_rank_scales_what_lora_adds(tiny_model: Make, alpha: float | None, scale: float) -> None:
+def test_alpha_over_rank_scales_what_lora_adds(tiny_model: Tiny, alpha: float | None, scale: float) -> None:
     settings = LoraSettings(kind="lora", rank=2, alpha=alpha)
     model = attach(tiny_model("llama", "causal-lm"), settings, kind="causal-lm", seed=Seed(1))
     shake(model)
@@ -97,7 +95,7 @@ def test_alpha_over_rank_scales_what_lora_adds(tiny_model: Make, alpha: float | 
     torch.testing.assert_close(after - before, scale * product)
 
 
-def test_every_parameter_of_an_adapter_gets_a_gradient(tiny_model: Make) -> None:
+def test_every_parameter_of_an_adapter_gets_a_gradient(tiny_model: Tiny) -> None:
     for settings in (LORA, BOTTLENECK, PREFIX):
         model = attach(
             tiny_model("llama", "sequence-classification"),
@@ -114,7 +112,7 @@ def test_every_parameter_of_an_adapter_gets_a_gradient(tiny_model: Make) -> None
         assert all(parameter.grad is None for parameter in model.parameters(model.layout.frozen))
 
 
-def test_every_block_has_its_own_part_of_a_prefix(tiny_model: Make) -> None:
+def test_every_block_has_its_own_part_of_a_prefix(tiny_model: Tiny) -> None:
     """What block 1 is given changes nothing of what block 0 answers."""
     from fedstrata.models.prefix import run_prefix
 
@@ -129,7 +127,7 @@ def test_every_block_has_its_own_part_of_a_prefix(tiny_model: Make) -> None:
     assert not torch.equal(answers(model), before)
 
 
-def test_equal_seeds_give_equal_adapters(tiny_model: Make) -> None:
+def test_equal_seeds_give_equal_adapters(tiny_model: Tiny) -> None:
     one, same, other = (
         attach(tiny_model("bert"), LORA, kind="token-classification", seed=Seed(seed)) for seed in (1, 1, 2)
     )
@@ -138,7 +136,7 @@ def test_equal_seeds_give_equal_adapters(tiny_model: Make) -> None:
     assert any(not torch.equal(values[0][name], values[2][name]) for name in values[0])
 
 
-def test_all_linear_layers_of_the_blocks_have_a_lora_and_no_other(tiny_model: Make) -> None:
+def test_all_linear_layers_of_the_blocks_have_a_lora_and_no_other(tiny_model: Tiny) -> None:
     model = attach(tiny_model("gpt2", "causal-lm"), LORA, kind="causal-lm", seed=Seed(0))
     layers = {name.split(".h.")[1].split(".lora")[0] for name in model.layout.all}
     ends = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
@@ -146,7 +144,7 @@ def test_all_linear_layers_of_the_blocks_have_a_lora_and_no_other(tiny_model: Ma
     assert all(".h." in name for name in model.layout.all)  # the output layer is as it was
 
 
-def test_targets_are_named_by_their_ends(tiny_model: Make) -> None:
+def test_targets_are_named_by_their_ends(tiny_model: Tiny) -> None:
     settings = LoraSettings(kind="lora", rank=2, targets=["query", "self.value"])
     model = attach(tiny_model("bert"), settings, kind="token-classification", seed=Seed(0))
     inside = [name for block in model.layout.blocks for name in block]
@@ -154,7 +152,7 @@ def test_targets_are_named_by_their_ends(tiny_model: Make) -> None:
     assert all(".query." in name or ".value." in name for name in inside)
 
 
-def test_names_that_no_layer_has_are_refused_together(tiny_model: Make) -> None:
+def test_names_that_no_layer_has_are_refused_together(tiny_model: Tiny) -> None:
     settings = LoraSettings(kind="lora", targets=["q_proj", "query", "nothing"])
     with pytest.raises(ConfigurationError) as caught:
         attach(tiny_model("bert"), settings, kind="token-classification", seed=Seed(0))
@@ -163,7 +161,7 @@ def test_names_that_no_layer_has_are_refused_together(tiny_model: Make) -> None:
     assert "attention.self.query" in caught.value.problems[0].message
 
 
-def test_a_family_without_known_sublayers_asks_for_their_names(tiny_model: Make) -> None:
+def test_a_family_without_known_sublayers_asks_for_their_names(tiny_model: Tiny) -> None:
     with refused(ConfigurationError, "missing", at="adapter.targets", values=["'mixtral'", "o_proj"]):
         attach(tiny_model("mixtral", "causal-lm"), BOTTLENECK, kind="causal-lm", seed=Seed(0))
     named = BottleneckSettings(kind="bottleneck", targets=["o_proj"])
@@ -172,12 +170,12 @@ def test_a_family_without_known_sublayers_asks_for_their_names(tiny_model: Make)
 
 
 @pytest.mark.parametrize("family", ["distilbert", "deberta-v2", "modernbert"])
-def test_a_model_that_takes_no_prefix_is_refused_at_once(tiny_model: Make, family: str) -> None:
+def test_a_model_that_takes_no_prefix_is_refused_at_once(tiny_model: Tiny, family: str) -> None:
     with refused(ConfigurationError, "not_supported", at="adapter.kind", values=["prefix"]):
         attach(tiny_model(family), PREFIX, kind="token-classification", seed=Seed(0))
 
 
-def test_prefixes_are_refused_where_peft_cannot_put_them_and_nowhere_else(tiny_model: Make) -> None:
+def test_prefixes_are_refused_where_peft_cannot_put_them_and_nowhere_else(tiny_model: Tiny) -> None:
     """Once PEFT can under 5.24 this fails, and the refusal can go."""
     kind, config = "token-classification", PrefixTuningConfig(task_type="TOKEN_CLS", num_virtual_tokens=3)
     wrapped = get_peft_model(tiny_model("bert").module, config)
@@ -194,7 +192,7 @@ def test_prefixes_are_refused_where_peft_cannot_put_them_and_nowhere_else(tiny_m
 
 
 @pytest.mark.parametrize("settings", [LORA, BOTTLENECK, PREFIX], ids=lambda settings: settings.kind)
-def test_a_saved_adapter_is_peft_s_own(tiny_model: Make, tmp_path: Path, settings: Any) -> None:
+def test_a_saved_adapter_is_peft_s_own(tiny_model: Tiny, tmp_path: Path, settings: Any) -> None:
     from peft import PeftModel
 
     kind = "sequence-classification"
@@ -212,7 +210,7 @@ def test_a_saved_adapter_is_peft_s_own(tiny_model: Make, tmp_path: Path, setting
     torch.testing.assert_close(answers(ours), answers(model), rtol=0, atol=0)
 
 
-def test_an_adapter_of_another_shape_is_refused(tiny_model: Make, tmp_path: Path) -> None:
+def test_an_adapter_of_another_shape_is_refused(tiny_model: Tiny, tmp_path: Path) -> None:
     kind = "token-classification"
     attach(tiny_model("bert"), LORA, kind=kind, seed=Seed(1)).save(tmp_path / "adapter")
     other = attach(tiny_model("bert"), BOTTLENECK, kind=kind, seed=Seed(1))
@@ -221,7 +219,7 @@ def test_an_adapter_of_another_shape_is_refused(tiny_model: Make, tmp_path: Path
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert"])
-def test_a_merged_lora_computes_the_same_without_peft(tiny_model: Make, tmp_path: Path, family: str) -> None:
+def test_a_merged_lora_computes_the_same_without_peft(tiny_model: Tiny, tmp_path: Path, family: str) -> None:
     kind = "sequence-classification"
     model = attach(tiny_model(family, kind), LORA, kind=kind, seed=Seed(1))
     shake(model)
@@ -234,13 +232,13 @@ def test_a_merged_lora_computes_the_same_without_peft(tiny_model: Make, tmp_path
     torch.testing.assert_close(after, before, rtol=1e-4, atol=1e-5)
 
 
-def test_only_lora_can_be_merged(tiny_model: Make) -> None:
+def test_only_lora_can_be_merged(tiny_model: Tiny) -> None:
     model = attach(tiny_model("bert"), BOTTLENECK, kind="token-classification", seed=Seed(1))
     with refused(ConfigurationError, "not_supported", at="adapter.kind", values=["LoRA"]):
         merge(model)
 
 
-def test_a_pretrained_pooler_stays_as_it_is(tiny_model: Make, tmp_path: Path) -> None:
+def test_a_pretrained_pooler_stays_as_it_is(tiny_model: Tiny, tmp_path: Path) -> None:
     from fedstrata.core.settings.model import ModelSettings
     from fedstrata.models.load import load
 
@@ -253,7 +251,7 @@ def test_a_pretrained_pooler_stays_as_it_is(tiny_model: Make, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("width", [1, 3])
-def test_a_narrow_bottleneck_is_a_wide_one_padded_with_zeros(tiny_model: Make, width: int) -> None:
+def test_a_narrow_bottleneck_is_a_wide_one_padded_with_zeros(tiny_model: Tiny, width: int) -> None:
     """What progressive adapters and adapters of several widths rest on: zeros stay zeros when training."""
     model = attach(tiny_model("bert"), BOTTLENECK, kind="token-classification", seed=Seed(1))
     shake(model)

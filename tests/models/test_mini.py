@@ -53,9 +53,8 @@ def test_the_log_in_the_repository_is_that_of_this_model() -> None:
     ]
     settings, facts, *steps, end = lines
     options = vars(load_script("scripts/pretrain_mini.py").arguments(["--out", "x"]))
-    assert {name: options[name] for name in options.keys() & settings.keys()} == {
-        name: settings[name] for name in options.keys() & settings.keys()
-    }
+    both = options.keys() & settings.keys()
+    assert {name: options[name] for name in both} == {name: settings[name] for name in both}
     assert facts["parameters"] == 3_738_816
     assert steps[-1]["step"] == steps[-1]["steps"]
     assert steps[-1]["held_out"] < 2.5 < steps[0]["held_out"]

@@ -26,7 +26,7 @@ from stored_states import (
     texts,
     trained,
 )
-from support import fewer_examples
+from support import assert_same_tensors, fewer_examples
 from tiny_models import VARIANTS
 from torch import Tensor, nn
 
@@ -89,7 +89,7 @@ def test_training_from_stored_states_is_training(
     assert not called
     assert_close(first, plain)
     assert again[0] == first[0]
-    assert all(torch.equal(tensor, first[1][name]) for name, tensor in again[1].items())
+    assert_same_tensors(again[1], first[1])
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "deberta-v2", "bloom"])
@@ -153,7 +153,7 @@ def test_names_and_weights_stay_as_they_are_while_states_stand_in(tiny_model: Ti
     for block in block_modules(model.module, model.layout):
         assert "forward" not in vars(block)
         assert not block._forward_hooks
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.module.state_dict().items())
+    assert_same_tensors(model.module.state_dict(), before)
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
@@ -298,7 +298,7 @@ def test_without_room_the_blocks_run_and_the_reason_is_told(tiny_model: Tiny, tm
     plain = trained(model, names, texts(), None)
     found = trained(model, names, texts(), cache_in(tmp_path, told, refused="the disk is full"))
     assert found[0] == plain[0]
-    assert all(torch.equal(tensor, plain[1][name]) for name, tensor in found[1].items())
+    assert_same_tensors(found[1], plain[1])
     assert told == [{"used": False, "reason": "the disk is full"}]
     assert not (tmp_path / FILE).exists()
 
