@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from scored import QUOTED
 from support import TINY, Call, RunTiny, Told
 from told import assert_told
 from typer.testing import CliRunner
@@ -16,9 +17,6 @@ from typer.testing import CliRunner
 from fedstrata.cli.main import app
 from fedstrata.cli.options import configuration
 from fedstrata.engine.check import check_settings
-
-QUOTED = "Zebrafinch"
-"""Stands in every note; no message may contain it."""
 
 
 @pytest.fixture

@@ -128,9 +128,8 @@ def test_people_see_what_a_private_run_will_spend(call: Call, monkeypatch: pytes
 
 
 def test_pooled_training_travels_as_notes(call: Call, monkeypatch: pytest.MonkeyPatch, made: RunPlan) -> None:
-    pooled = replace(
-        made, travels=METHODS["centralized"].travels, communication=dict.fromkeys(made.communication)
-    )
+    nothing = dict.fromkeys(made.communication)
+    pooled = replace(made, travels=METHODS["centralized"].travels, communication=nothing)
     shown = printed(call, monkeypatch, pooled)
     assert re.search("^travels  every note", shown, re.MULTILINE)
 
