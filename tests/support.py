@@ -57,6 +57,8 @@ TINY_SETTINGS = {
     if name != "federation.rounds"
 }
 """The same as the argument `settings` of `fedstrata.run`, but for `rounds`."""
+OF_DOCUMENTS = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("data.synthetic")}
+"""The same for documents that are given."""
 
 
 PREFIXES_REFUSED = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24)
