@@ -179,8 +179,6 @@ class TestPackages:
         model = load(settings, kind="token-classification", labels=LABELS, seed=Seed(0))
         assert model.new_parameters == model.layout.head == ("classifier.weight", "classifier.bias")
         assert len(model.layout.blocks) == 6
-        assert model.layout.blocks_path == "bert.encoder.layer"
-        assert model.layout.final_norm == ()
         stored = load_file(folder / "model.safetensors")
         name = "encoder.layer.5.output.dense.weight"
         assert torch.equal(model.tensors([f"bert.{name}"])[f"bert.{name}"], stored[name])

@@ -14,10 +14,7 @@ from safetensors import safe_open
 from support import REPOSITORY, load_script
 from transformers import AutoConfig, AutoTokenizer
 
-from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.model import ModelSettings
 from fedstrata.data.synthetic import generate
-from fedstrata.models.load import load
 
 FOLDER = files("fedstrata.models") / "mini"
 
@@ -28,14 +25,6 @@ def test_it_is_small_bf16_llama_with_8_blocks() -> None:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
     config = AutoConfig.from_pretrained(FOLDER)
     assert (config.model_type, config.num_hidden_layers, config.tie_word_embeddings) == ("llama", 8, True)
-
-
-def test_it_loads_as_a_tagger_with_only_the_head_new() -> None:
-    model = load(
-        ModelSettings(name="mini"), kind="token-classification", labels=("O", "B-x", "I-x"), seed=Seed(0)
-    )
-    assert set(model.new_parameters) == {"score.weight", "score.bias"}
-    assert len(model.layout.blocks) == 8
 
 
 TOKENIZER = cache(lambda: AutoTokenizer.from_pretrained(FOLDER))

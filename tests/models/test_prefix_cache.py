@@ -292,30 +292,23 @@ def test_states_that_do_not_last_pay_only_with_several_epochs(tiny_model: Tiny, 
     assert len(told) == 2
 
 
-def test_without_room_the_blocks_run_and_the_reason_is_told(tiny_model: Tiny, tmp_path: Path) -> None:
-    model, told = tiny_model("llama"), []
-    names = train_top(model.layout, 1)
-    plain = trained(model, names, texts(), None)
-    found = trained(model, names, texts(), cache_in(tmp_path, told, refused="the disk is full"))
-    assert found[0] == plain[0]
-    assert_same_tensors(found[1], plain[1])
-    assert told == [{"used": False, "reason": "the disk is full"}]
-    assert not (tmp_path / FILE).exists()
-
-
-def test_a_write_that_fails_leaves_nothing_and_the_blocks_run(
-    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused", ["the disk is full", None], ids=["no room", "a write that fails"])
+def test_where_states_cannot_be_kept_the_blocks_run_and_the_reason_is_told(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str | None
 ) -> None:
-    """A full disk, as the operating system tells it."""
+    """A full disk, as a look at it tells it beforehand, or as the operating system does."""
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", full)
     model, told = tiny_model("llama"), []
-    plain = trained(model, train_top(model.layout, 1), texts(), None)
-    assert_close(trained(model, train_top(model.layout, 1), texts(), cache_in(tmp_path, told)), plain)
-    assert os.strerror(errno.ENOSPC) in told[0]["reason"]
+    names = train_top(model.layout, 1)
+    plain = trained(model, names, texts(), None)
+    assert_close(trained(model, names, texts(), cache_in(tmp_path, told, refused=refused)), plain)
+    (facts,) = told
+    assert not facts["used"]
+    assert (refused or os.strerror(errno.ENOSPC)) in facts["reason"]
     assert not list(tmp_path.iterdir())
 
 

@@ -64,8 +64,7 @@ def test_modes_are_all_or_the_one_that_was_asked_for() -> None:
 def test_what_is_wrong_is_named(devices: str, path: str, code: str, values: list[str]) -> None:
     (problem,) = check_settings(read_source(None, [f"devices={devices}"])).problems
     assert (problem.path, problem.code, problem.origin) == (f"devices.{path}", code, "the command line")
-    for value in values:
-        assert value in problem.message
+    assert all(value in problem.message for value in values)
 
 
 def test_problems_come_together() -> None:
