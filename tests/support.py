@@ -31,6 +31,7 @@ from fedstrata.core.errors import ConfigurationError, DataError, FedstrataError
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State
 from fedstrata.engine.checkpoint import Checkpoints
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.record.log import read_events
@@ -120,6 +121,11 @@ class Finished:
     def of(self, event: str) -> list[dict[str, Any]]:
         """Returns the recorded events of one kind."""
         return [item for item in self.events if item["event"] == event]
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """What the method told of each round."""
+        return [event["state"] for event in self.of("round")]
 
     def rounds_but_for_machine(self) -> list[dict[str, Any]]:
         """Returns the `round` events without times and memory, in which equal runs differ."""
@@ -245,3 +251,13 @@ class Same:
 
     def uniform(self, size: int) -> np.ndarray:
         return np.full(size, self._number)
+
+
+def prepared(*overrides: str) -> Experiment:
+    """Returns what a tiny run begins with."""
+    return prepare(read_source(None, [*TINY, *overrides]))
+
+
+def opened(folder: Path, *overrides: str, listen: Callable[[str, Any], None] = silent) -> Run:
+    """Returns a tiny run that has not begun."""
+    return open_run(read_source(None, [*TINY, *overrides]), folder, listen, resume=False)

@@ -26,7 +26,6 @@ from ruamel.yaml import YAML
 from support import REPOSITORY
 
 import fedstrata
-from fedstrata.methods import METHODS
 from fedstrata.record.log import read_events
 
 PACKAGE = REPOSITORY / "src" / "fedstrata"
@@ -230,16 +229,6 @@ def test_a_package_of_plug_ins_is_found_where_it_is_installed(environment: Path,
     assert re.search("method gone from site-plugins 1.0 .*: 'gone' ", listed)
 
 
-def test_the_five_papers_are_cited_as_the_cards_of_their_methods_name_them() -> None:
+def test_the_citation_is_of_this_version() -> None:
     cited = YAML(typ="safe").load(text_of("CITATION.cff"))
-    assert (cited["title"], cited["version"]) == ("fedstrata", fedstrata.__version__)
-    assert cited["license"] == project()["license"]
-    assert len(cited["references"]) == 5
-    methods = set()
-    for paper in cited["references"]:
-        (names,) = re.findall(r"method\.name: ([\w, ]+)", paper["notes"])
-        for name in names.split(", "):
-            card = " ".join(str(sys.modules[METHODS[name].__module__].__doc__).split())
-            assert paper["authors"][0]["family-names"] in card.partition("Travels:")[0]
-            methods.add(name)
-    assert methods == {"layer_skipping", "fedtlu", "droppeft", "fedmedlora", "fedmedlora_plus", "fl_llama"}
+    assert (cited["version"], cited["license"]) == (fedstrata.__version__, project()["license"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +120,13 @@ VARIANTS = [
     if family not in without
 ]
 """Every family with every kind of model that transformers has for it."""
+
+
+def variants(quick: Container[object]) -> pytest.MarkDecorator:
+    """Every family with every kind; those are slow that are not quick, by family or with their kind."""
+    slow = [one for one in VARIANTS if one[0] not in quick and one not in quick]
+    marked = [pytest.param(one, marks=pytest.mark.slow if one in slow else ()) for one in VARIANTS]
+    return pytest.mark.parametrize("variant", marked, ids=map("-".join, VARIANTS), indirect=True)
 
 
 @pytest.fixture(params=VARIANTS, ids="-".join)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from peft import PrefixTuningConfig, get_peft_model
 from support import PREFIXES_REFUSED, problems_of, refused
-from tiny_models import VARIANTS, Tiny
+from tiny_models import Tiny, variants
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -52,14 +52,7 @@ def shake(model: Model) -> None:
 
 
 @pytest.mark.parametrize("settings", [LORA, BOTTLENECK], ids=lambda settings: settings.kind)
-@pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(one, id="-".join(one), marks=() if one[0] in QUICK else pytest.mark.slow)
-        for one in VARIANTS
-    ],
-    indirect=True,
-)
+@variants(QUICK)
 def test_an_adapter_changes_nothing_and_alone_can_train(
     tiny_model: Tiny, variant: tuple[str, str], settings: Any
 ) -> None:

@@ -21,6 +21,8 @@ from fedstrata.core.settings.source import read_source
 from fedstrata.engine.check import check_settings
 from fedstrata.record.log import read_events
 
+Notes = dict[str, list[fs.Document]]
+
 
 @pytest.fixture(autouse=True)
 def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -28,7 +30,7 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def notes() -> dict[str, list[fs.Document]]:
+def notes() -> Notes:
     """Documents by site."""
     return fs.synth(sites=2, notes=8)
 
@@ -52,9 +54,7 @@ def rounds_of(folder: Path) -> list[Any]:
     return [(each["loss"], each.get("global")) for each in events if each["event"] == "round"]
 
 
-def test_documents_by_site_are_the_run_that_their_files_are(
-    notes: dict[str, list[fs.Document]], call: Call
-) -> None:
+def test_documents_by_site_are_the_run_that_their_files_are(notes: Notes, call: Call) -> None:
     result = fs.run(data=notes, task="ner", method="fedavg", rounds=1, **tiny())
     fs.synth(sites=2, notes=8, out="files", format="jsonl")
     data = ["data.format=jsonl", "data.path=files"]
@@ -72,9 +72,7 @@ def files_with(texts: set[str], folder: Path) -> list[Path]:
     return [path for path in files if any(each in path.read_bytes() for each in spellings)]
 
 
-def test_a_run_that_ends_leaves_no_text_of_documents_that_are_objects(
-    notes: dict[str, list[fs.Document]],
-) -> None:
+def test_a_run_that_ends_leaves_no_text_of_documents_that_are_objects(notes: Notes) -> None:
     """It is resumed with the same documents, and with no others."""
     texts = {document.text for own in notes.values() for document in own}
     result = fs.run(data=notes, task="ner", method="fedavg", rounds=0, out="run", **tiny())
@@ -87,9 +85,7 @@ def test_a_run_that_ends_leaves_no_text_of_documents_that_are_objects(
     assert files_with(texts, Path("run")) == []
 
 
-def test_documents_are_kept_where_it_is_asked_for_and_for_their_owner_alone(
-    notes: dict[str, list[fs.Document]],
-) -> None:
+def test_documents_are_kept_where_it_is_asked_for_and_for_their_owner_alone(notes: Notes) -> None:
     """And a run goes on with what it began with alone."""
     given = {"data": notes, "task": "ner", "method": "fedavg", "rounds": 0, "out": "run", **tiny()}
     result = fs.run(**given, keep_documents=True)
@@ -111,7 +107,7 @@ def test_documents_are_kept_where_it_is_asked_for_and_for_their_owner_alone(
 
 
 def test_a_run_that_is_stopped_before_it_begins_leaves_no_documents(
-    notes: dict[str, list[fs.Document]], monkeypatch: pytest.MonkeyPatch
+    notes: Notes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*arguments: Any, **options: Any) -> None:
         raise KeyboardInterrupt
@@ -210,7 +206,7 @@ def test_a_configuration_may_be_settings_as_they_were_read() -> None:
     assert again.model_dump() == first.model_dump() | {"seed": 3}
 
 
-def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_numbers(notes: dict[str, list[fs.Document]]) -> None:
+def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_numbers(notes: Notes) -> None:
     """It says where its documents are until then."""
 
     def stop(event: str, facts: Mapping[str, Any]) -> None:
@@ -233,7 +229,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_numbers(notes: dict[str, li
     assert not kept.exists()
 
 
-def test_a_method_of_a_function_cannot_go_to_workers(notes: dict[str, list[fs.Document]]) -> None:
+def test_a_method_of_a_function_cannot_go_to_workers(notes: Notes) -> None:
     class Mine(fs.methods.FedAvg):
         """FedAvg under another name."""
 
@@ -262,7 +258,7 @@ class Mentions(fs.Metric):
         return tally["found"] / max(1.0, tally["documents"])
 
 
-def test_a_metric_of_ones_own_is_of_all_clients_documents(notes: dict[str, list[fs.Document]]) -> None:
+def test_a_metric_of_ones_own_is_of_all_clients_documents(notes: Notes) -> None:
     """It is counted by client and pooled, like any other."""
     task = fs.tasks.NamedEntityRecognition(extra_metrics=[Mentions()], max_length=64, stride=8)
     result = fs.run(data=notes, task=task, method="fedavg", rounds=1, out="run", **tiny())
@@ -272,7 +268,7 @@ def test_a_metric_of_ones_own_is_of_all_clients_documents(notes: dict[str, list[
     assert result.metrics["mentions"] == pytest.approx(pooled)
 
 
-def test_a_plan_is_text_and_html(notes: dict[str, list[fs.Document]]) -> None:
+def test_a_plan_is_text_and_html(notes: Notes) -> None:
     made = fs.plan(data=notes, task="ner", method="fedavg", rounds=2, settings=OF_DOCUMENTS, seconds=0.0)
     assert (made.rounds, list(made.clients)) == (2, list(notes))
     assert f"{made.trainable_parameters:,}" in str(made)

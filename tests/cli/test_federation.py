@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import psutil
 import pytest
 from click.testing import Result
 from cryptography import x509
-from processes import fedstrata, free_address, read_until
+from processes import Started, fedstrata, free_address, output_of, read_until
 from support import TINY, refused
 from told import assert_told
 from typer.testing import CliRunner
@@ -162,9 +161,7 @@ def test_what_a_kit_has_lost_is_named_and_not_done_without() -> None:
 
 @pytest.mark.claim("federation#nothing-listens")
 @pytest.mark.slow
-def test_sites_with_nothing_but_their_kits_learn_together(
-    started: list[subprocess.Popen[str]],
-) -> None:
+def test_sites_with_nothing_but_their_kits_learn_together(started: Started) -> None:
     """One of three is revoked on the way: it is out, and the others end the run."""
     sites = ("site-1", "site-2", "site-3")
     address = free_address().replace("localhost", "127.0.0.1")
@@ -191,8 +188,7 @@ def test_sites_with_nothing_but_their_kits_learn_together(
     assert_told(complained, "revoked", values=["'site-3'"])
     assert complained.count("\nfedstrata: ") == 1, complained  # a turn that this ends is named too
     for process in started[:3]:
-        _, complained = process.communicate(timeout=300)
-        assert process.returncode == 0, complained
+        output_of(process)
     summary = json.loads(Path("served/summary.json").read_text())
     assert summary["rounds"] == 6
     scored = {site for site, scores in summary["metrics"]["clients"].items() if scores}
@@ -200,8 +196,7 @@ def test_sites_with_nothing_but_their_kits_learn_together(
     for site in ("site-1", "site-2"):
         assert [*Path(f"hospitals/sites/{site}/home").glob(f"run-*/clients/{site}/model/model.safetensors")]
     started.append(fedstrata(*serve))
-    said, _ = started[-1].communicate(timeout=60)
-    assert "served has ended" in said
+    assert "served has ended" in output_of(started[-1])
     assert Federation.read(Path("hospitals")).enrolled[-1].revoked
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from figures import draw_only
-from processes import fedstrata, free_address
+from processes import Started, fedstrata, free_address, output_of
 from support import TINY, RunTiny
 
 
@@ -30,12 +29,6 @@ def open_to_others(folder: Path) -> list[str]:
     ]
 
 
-def done(*arguments: str | Path, folder: Path) -> None:
-    process = fedstrata(*arguments, folder=folder)
-    _, complained = process.communicate()
-    assert process.returncode == 0, complained
-
-
 @pytest.mark.claim("security_review#private-folders")
 def test_a_run_leaves_nothing_that_others_may_read(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
@@ -49,21 +42,21 @@ def test_a_run_leaves_nothing_that_others_may_read(
 def test_a_run_closes_its_folder_and_none_above_it(tmp_path: Path) -> None:
     out = tmp_path / "study" / "run"
     out.mkdir(parents=True)
-    done("run", *TINY, "model.tokenizer={train: words}", "--out", out, folder=tmp_path)
+    output_of(fedstrata("run", *TINY, "model.tokenizer={train: words}", "--out", out, folder=tmp_path))
     assert {"checkpoints", "clients", "model", "documents.json", "record.jsonl"} <= {
         path.name for path in out.iterdir()
     }
     assert open_to_others(out) == []
     assert stat.S_IMODE(out.parent.stat().st_mode) == 0o755
     out.chmod(0o755)
-    done("run", "--resume", "--out", out, "federation.rounds=3", folder=tmp_path)
+    output_of(fedstrata("run", "--resume", "--out", out, "federation.rounds=3", folder=tmp_path))
     assert open_to_others(out) == []
 
 
 @pytest.mark.slow
 @pytest.mark.claim("security_review#private-folders")
 def test_a_served_run_and_its_sites_leave_nothing_that_others_may_read(
-    tmp_path: Path, started: list[subprocess.Popen[str]]
+    tmp_path: Path, started: Started
 ) -> None:
     sites, address = ("site-1", "site-2"), free_address()
     guests = ["--insecure", "--clients", ",".join(sites), "--listen", address]
@@ -71,8 +64,7 @@ def test_a_served_run_and_its_sites_leave_nothing_that_others_may_read(
     join = ["join", *[item for item in TINY if item.startswith("data.")], "--insecure", "--server", address]
     started.extend(fedstrata(*join, "--client", site, "--home", tmp_path / site) for site in sites)
     for process in started:
-        _, complained = process.communicate()
-        assert process.returncode == 0, complained
+        output_of(process)
     for folder in ("run", *sites):
         assert open_to_others(tmp_path / folder) == []
 
@@ -82,9 +74,9 @@ def test_a_served_run_and_its_sites_leave_nothing_that_others_may_read(
 def test_a_comparison_and_predictions_leave_nothing_that_others_may_read(tmp_path: Path) -> None:
     rows = "{one: {method: {name: fedavg}}, two: {method: {name: fedprox}}}"
     (tmp_path / "study.yaml").write_text(f"sweep: {{seeds: [0], rows: {rows}}}\n")
-    done("compare", "study.yaml", *TINY, "--out", "study", folder=tmp_path)
+    output_of(fedstrata("compare", "study.yaml", *TINY, "--out", "study", folder=tmp_path))
     assert open_to_others(tmp_path / "study") == []
     (tmp_path / "note.txt").write_text("Blood pressure remains high.")
     run = next(path.parent for path in (tmp_path / "study").rglob("summary.json"))
-    done("predict", run, "note.txt", "--out", "found", folder=tmp_path)
+    output_of(fedstrata("predict", run, "note.txt", "--out", "found", folder=tmp_path))
     assert open_to_others(tmp_path / "found") == []

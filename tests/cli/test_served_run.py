@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
-from processes import fedstrata
+from processes import Started, fedstrata, output_of
 from support import TINY
 
 from fedstrata.cli.lines import ServerLine
@@ -50,9 +50,7 @@ def address_of(log: Iterator[dict[str, Any]]) -> str:
 
 
 @pytest.mark.slow
-def test_a_served_run_is_told_of_from_its_beginning_to_its_end(
-    tmp_path: Path, started: list[subprocess.Popen[str]]
-) -> None:
+def test_a_served_run_is_told_of_from_its_beginning_to_its_end(tmp_path: Path, started: Started) -> None:
     folder = tmp_path / "run"
     server = start("serve", *TINY, *GUESTS, "--out", folder)
     started.append(server)
@@ -60,7 +58,7 @@ def test_a_served_run_is_told_of_from_its_beginning_to_its_end(
     address = address_of(log)
     status = fedstrata("status", folder, "--once", "--json")
     started.append(status)
-    told = json.loads(status.communicate()[0])
+    told = json.loads(output_of(status))
     assert (told["server"], told["state"]) == ("running", "waiting for sites")
     assert [site["doing"] for site in told["sites"]] == ["awaited", "awaited"]
     joins = [join(site, address, tmp_path / site) for site in SITES]
@@ -84,9 +82,7 @@ def test_a_served_run_is_told_of_from_its_beginning_to_its_end(
 
 
 @pytest.mark.slow
-def test_a_site_joins_one_run_and_another_once_a_person_accepts_it(
-    tmp_path: Path, started: list[subprocess.Popen[str]]
-) -> None:
+def test_a_site_joins_one_run_and_another_once_a_person_accepts_it(tmp_path: Path, started: Started) -> None:
     for number, accepted in enumerate(((), ("--new-run",))):
         out = tmp_path / f"run {number}"
         server = start("serve", *TINY, "federation.rounds=1", *GUESTS, "--out", out)
@@ -100,6 +96,5 @@ def test_a_site_joins_one_run_and_another_once_a_person_accepts_it(
         joins = [join(site, address, tmp_path / site, *accepted) for site in SITES]
         started += joins
         for process in (*joins, server):
-            _, complained = process.communicate(timeout=300)
-            assert process.returncode == 0, complained
+            output_of(process)
     assert len(list((tmp_path / SITES[0]).glob("run-*"))) == 2

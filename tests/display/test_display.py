@@ -22,6 +22,10 @@ NAMES += ["micro_precision", "micro_recall", "macro_precision", "macro_recall", 
 Clients = dict[str, dict[str, float] | None]
 
 
+def console_of(width: int, **more: Any) -> Console:
+    return Console(file=io.StringIO(), width=width, **more)
+
+
 def text_of(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -50,7 +54,7 @@ def shown(
         "memory": {"peak_rss_bytes": 1, "peak_gpu_bytes": None},
         "privacy": privacy,
     }
-    console = Console(file=io.StringIO(), width=width)
+    console = console_of(width)
     Display(console).show(summary, Path("runs/x"), personal=False)
     return text_of(console).splitlines()
 
@@ -86,7 +90,7 @@ def test_a_run_without_test_documents_says_so_and_reports_the_validation_split(
 ) -> None:
     draw_only(monkeypatch)
     run = run_tiny("data.split={train: 0.9, validation: 0.1, test: 0.0}", "federation.rounds=1", report=True)
-    console = Console(file=io.StringIO(), width=100)
+    console = console_of(100)
     Display(console).show(run.summary, run.folder, personal=False)
     told = text_of(console)
     assert told.startswith("no test documents")
@@ -105,7 +109,7 @@ def test_of_many_clients_the_lowest_and_the_highest_are_shown() -> None:
 
 
 def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() -> None:
-    console = Console(file=io.StringIO(), width=200)
+    console = console_of(200)
     display = Display(console)
     display("run", {"metric": "f1", "pooled": False, "rounds": 1})
     display("round_started", {"round": 1, "clients": 2})
@@ -120,10 +124,6 @@ def test_a_client_that_fails_to_score_is_told_and_is_none_of_those_that_train() 
     assert (clients.completed, display._down) == (1, 10)
 
 
-def terminal(width: int) -> Console:
-    return Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-
-
 def last_frame(console: Console) -> str:
     """Returns what a terminal shows in the end of what goes on, without its control codes."""
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text_of(console).rpartition("\r")[2])
@@ -134,7 +134,7 @@ ROUND: dict[str, Any] = {"loss": 0.827, "failed": [], "abandoned": False, "excha
 
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_nothing_of_a_long_line_of_progress_is_cut(width: int) -> None:
-    console = terminal(width)
+    console = console_of(width, force_terminal=True, color_system=None)
     with Display(console) as display:
         display("run", {"metric": "lenient_f1", "pooled": False, "rounds": 20})
         display("round_started", {"round": 1, "clients": 4})
@@ -151,7 +151,7 @@ def test_nothing_of_a_long_line_of_progress_is_cut(width: int) -> None:
 
 
 def test_what_is_over_is_no_longer_said_to_go_on() -> None:
-    console = terminal(80)
+    console = console_of(80, force_terminal=True, color_system=None)
     with Display(console) as display:
         display("finishing", {})
         display("final", {})
@@ -160,7 +160,7 @@ def test_what_is_over_is_no_longer_said_to_go_on() -> None:
 
 @pytest.mark.parametrize("noise", ["secure", "seeded"])
 def test_the_line_of_a_round_has_the_largest_epsilon_so_far(noise: str) -> None:
-    console = Console(file=io.StringIO(), width=200)
+    console = console_of(200)
     display = Display(console)
     facts = {"metric": "f1", "pooled": False, "rounds": 2, "privacy": {"noise": noise}}
     clients = {"a": {"turns": 1, "epsilon": 1.2345}, "b": {"turns": 1, "epsilon": 0.5}}
@@ -201,7 +201,7 @@ def test_scores_that_sites_keep_to_themselves_are_not_said_to_lack_documents(mec
 
 @pytest.mark.parametrize(("cap", "over"), [(8.0, False), (4.0, True)])
 def test_a_budget_that_was_lowered_below_what_is_spent_says_so(cap: float, over: bool) -> None:
-    console = Console(file=io.StringIO(), width=200)
+    console = console_of(200)
     spent = {name: {"spent": own, "left": max(0.0, cap - own)} for name, own in (("a", 4.5), ("b", 6.0))}
     Display(console)("privacy", {"budget": {"epsilon": cap, "delta": 0.001, "clients": spent}})
     told = text_of(console)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny, assert_same_tensors
+from support import TINY, Finished, RunTiny, assert_same_tensors, opened, prepared
 from torch import Tensor
 
 from fedstrata.client.store import ClientStore
@@ -18,7 +18,6 @@ from fedstrata.client.turn import Workplace
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import ClientInfo, Plan, Update
 from fedstrata.engine.prepare import prepare
-from fedstrata.engine.run_folder import open_run
 from fedstrata.methods import droppeft
 from fedstrata.methods.droppeft import SENT
 from fedstrata.policies.dropout import LayerDropout
@@ -31,10 +30,6 @@ VALIDATED = ("data.synthetic.notes=9", "data.split={train: 0.4, validation: 0.3,
 PERSONAL = "method={name: droppeft, rates: 0.4, shared_blocks: 2}"
 ONE = (PERSONAL, LORA, "federation.rounds=1", SMALL, FEW)
 SHARED = "method={{name: droppeft, rates: {rate}, shared_blocks: 1}}"
-
-
-def states(run: Finished) -> list[dict[str, Any]]:
-    return [event["state"] for event in run.of("round")]
 
 
 def block_names(run: Finished, block: int) -> list[str]:
@@ -56,7 +51,7 @@ def test_a_device_sends_its_least_important_blocks_and_keeps_the_others(run_once
         own = {name for name in message.tensors if not name.startswith(SENT)}
         assert own == set(block_names(run, order[2]))
         sent[client] = order[:2]
-    (state,) = states(run)
+    (state,) = run.states
     assert state["shared_by"] == [sum(block in own for own in sent.values()) for block in range(3)]
     for client, kept in run.state.values["_personal"].items():
         assert kept == sorted({0, 1, 2}.difference(sent[client]))
@@ -100,7 +95,7 @@ class Turn:
 
 def turns_of(folder: Path, *overrides: str) -> list[Turn]:
     """Runs rounds and returns each device's turns, in order."""
-    run = open_run(read_source(None, [*TINY, *overrides]), folder, lambda event, facts: None, resume=False)
+    run = opened(folder, *overrides)
     method, state, turns = run.experiment.method, run.experiment.method.start(run.experiment.model), []
     began: dict[str, dict[str, Tensor]] = {}
 
@@ -156,9 +151,9 @@ def test_blocks_that_did_not_run_are_not_sent_back(few_ran: list[Turn]) -> None:
 
 def test_a_block_that_fewer_than_two_devices_send_stays_as_it_was(run_once: RunTiny) -> None:
     run = run_once(SHARED.format(rate=0.0), *ONE[1:])
-    model = prepare(read_source(None, [*TINY, "method={name: droppeft}", LORA])).model
+    model = prepared("method={name: droppeft}", LORA).model
     before = model.snapshot(model.layout.all)
-    (state,) = states(run)
+    (state,) = run.states
     for block, count in enumerate(state["shared_by"]):
         same = all(torch.equal(before[name], run.state.tensors[name]) for name in block_names(run, block))
         assert same == (count < 2)
@@ -245,7 +240,7 @@ def test_a_reward_is_the_gain_in_accuracy_for_each_second(
     run = run_tiny(
         "method={name: droppeft, rates: {rates: [0.0]}}", LORA, *VALIDATED, "federation.rounds=1", *devices
     )
-    (state,) = states(run)
+    (state,) = run.states
     assert len(state["rewards"]) == 3
     for event in run.of("client"):
         seconds = 0.5 / state["rewards"][event["client"]]
@@ -258,11 +253,11 @@ def test_a_reward_is_the_gain_in_accuracy_for_each_second(
 
 def test_the_bandit_learns_from_what_devices_gain(run_once: RunTiny) -> None:
     run = run_once("method={name: droppeft}", LORA, *VALIDATED, "federation={rounds: 3, evaluate_every: 3}")
-    rates = [rate for state in states(run) for rate in state["rates"].values()]
+    rates = [rate for state in run.states for rate in state["rates"].values()]
     assert len(set(rates)) == len(rates) == 9  # every rate once before any again
     bandit = run.state.values["_bandits"][""]
     assert [number for number, *_ in bandit["history"]] == [1, 2, 3]
-    for state, (_, counts, sums, _) in zip(states(run), bandit["history"], strict=True):
+    for state, (_, counts, sums, _) in zip(run.states, bandit["history"], strict=True):
         given = {state["rates"][client]: reward for client, reward in state["rewards"].items()}
         learnt = {bandit["rates"][place]: sums[place] for place, count in enumerate(counts) if count}
         assert learnt.keys() == given.keys()

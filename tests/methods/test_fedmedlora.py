@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny
+from support import Finished, RunTiny, prepared
 
 from fedstrata.adapters.rank import is_first_factor, is_lora
 from fedstrata.aggregate.influence import shares
 from fedstrata.client.store import ClientStore
-from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.prepare import prepare
 from fedstrata.models.state import Model
 from fedstrata.wire import frame
 
@@ -28,7 +26,7 @@ PLUS = ("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
 
 
 def untrained(*overrides: str) -> Model:
-    return prepare(read_source(None, [*TINY, LORA, *overrides])).model
+    return prepared(LORA, *overrides).model
 
 
 @pytest.fixture
@@ -97,7 +95,7 @@ def test_no_site_has_more_than_the_cap(run_once: RunTiny) -> None:
 
 def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(run_once: RunTiny) -> None:
     def prepared(*overrides: str) -> tuple[set[str], set[str]]:
-        experiment = prepare(read_source(None, [*TINY, *overrides]))
+        experiment = prepared(*overrides)
         known = {document.id for own in experiment.clients.values() for document in own.all}
         return known, {document.id for document in experiment.server}
 
@@ -110,7 +108,7 @@ def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(
 
 def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_once: RunTiny) -> None:
     run = run_once(*PLUS)
-    texts = [document.text for document in prepare(read_source(None, [*TINY, *SERVER])).server]
+    texts = [document.text for document in prepared(*SERVER).server]
     texts_of = (path for path in run.folder.rglob("*") if path.suffix in (".jsonl", ".json", ".yaml"))
     written = "".join(path.read_text(errors="ignore") for path in texts_of)
     for text in texts:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny, refused
+from support import TINY, Finished, RunTiny, prepared, refused
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, RobertaConfig
 
 from fedstrata.client.store import ClientStore
@@ -35,7 +35,7 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 @cache
 def tiny() -> Model:
-    return prepare(read_source(None, list(TINY))).model
+    return prepared().model
 
 
 @cache
@@ -52,13 +52,9 @@ def blocks_of(run: Finished) -> list[list[str]]:
     return [[name for name in run.state.tensors if f".layers.{block}." in name] for block in range(3)]
 
 
-def states(run: Finished) -> list[dict[str, Any]]:
-    return [event["state"] for event in run.of("round")]
-
-
 def test_blocks_that_are_not_merged_stay_as_they_were(run_once: RunTiny) -> None:
     run = run_once("method={name: fedtlu, portion: 0.34}", "federation.rounds=1", FEW)
-    (state,) = states(run)
+    (state,) = run.states
     blocks = blocks_of(run)
     (kept,) = state["merged_blocks"]
     assert kept == max(range(3), key=lambda index: state["block_scores"][index])
@@ -77,10 +73,10 @@ def test_blocks_that_are_not_merged_stay_as_they_were(run_once: RunTiny) -> None
 def test_random_blocks_are_drawn_anew_each_round(run_once: RunTiny) -> None:
     settings = "method={name: fedtlu, update: random, portion: 0.34}"
     run = run_once(settings, "federation.rounds=6", "federation.evaluate_every=6")
-    drawn = [tuple(state["merged_blocks"]) for state in states(run)]
+    drawn = [tuple(state["merged_blocks"]) for state in run.states]
     assert {len(blocks) for blocks in drawn} == {1}
     assert len(set(drawn)) > 1
-    assert "block_scores" not in states(run)[0]
+    assert "block_scores" not in run.states[0]
 
 
 class Noise:
@@ -160,7 +156,7 @@ def test_the_worst_blocks_are_those_of_lowest_score() -> None:
 
 def test_a_score_of_nothing_is_refused() -> None:
     """An adapter is of matrices alone."""
-    model = prepare(read_source(None, [*TINY, "adapter={kind: lora, rank: 2}"])).model
+    model = prepared("adapter={kind: lora, rank: 2}").model
     with refused(ConfigurationError, "no_effect", at="method.scored"):
         FedTLU(scored="small").start(model)
 
@@ -168,7 +164,7 @@ def test_a_score_of_nothing_is_refused() -> None:
 def test_last_changes_what_follows_the_blocks(run_once: RunTiny) -> None:
     run = run_once("method={name: fedtlu, update: last}", "federation.rounds=1", FEW)
     assert changed(run) == {"model.norm.weight", "score.weight", "score.bias"}
-    assert states(run) == [{"merged_blocks": []}]
+    assert run.states == [{"merged_blocks": []}]
 
 
 @pytest.mark.parametrize(
@@ -209,8 +205,8 @@ def test_the_portion_steps_down(run_once: RunTiny) -> None:
     run = run_once(
         f"method={{name: fedtlu, portion: {schedule}}}", "federation={rounds: 4, evaluate_every: 4}", FEW
     )
-    assert [state["portion"] for state in states(run)] == [1.0, 1.0, 0.67, 0.34]
-    assert [len(state["merged_blocks"]) for state in states(run)] == [3, 3, 2, 1]
+    assert [state["portion"] for state in run.states] == [1.0, 1.0, 0.67, 0.34]
+    assert [len(state["merged_blocks"]) for state in run.states] == [3, 3, 2, 1]
 
 
 def test_sketched_only_what_is_merged_goes_up_and_only_what_changed_comes_down(run_once: RunTiny) -> None:

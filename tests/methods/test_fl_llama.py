@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny, assert_same_tensors, refused
+from support import TINY, Finished, RunTiny, assert_same_tensors, prepared, refused
 
 from fedstrata.core.client import Client
 from fedstrata.core.cut import Cut
@@ -51,7 +51,7 @@ def test_a_step_sends_four_tensors_and_little_else(run_once: RunTiny, wire: str,
 def test_splitnn_sends_its_lower_half_and_four_tensors_a_step(run_once: RunTiny) -> None:
     """The head, and with it the labels, at the client; all blocks above the cut at the server."""
     run = run_once(SPLITNN, *ALONE)
-    site = sites_of(prepare(read_source(None, [*TINY, SPLITNN, *ALONE])))[1][0]
+    site = sites_of(prepared(SPLITNN, *ALONE))[1][0]
     tokens = sum(len(window.input_ids) for window in site.encode())
     served = (".layers.1.", ".layers.2.")
     ends = {name: own for name, own in run.state.tensors.items() if not any(part in name for part in served)}
@@ -180,7 +180,7 @@ def test_segments_that_train_in_full_learn_and_the_others_keep_their_weights(
     """The saved model is a plain one, since the folder of an adapter would not hold them."""
     method = f"method={{name: fl_llama, average_ends: {ends}, full: {full}}}"
     done = run_tiny(method, f"adapter={LORA}", "federation.rounds=1")
-    before = prepare(read_source(None, [*TINY])).model
+    before = prepared().model
     client = "site-1" if ends == "never" else None
     result = open_result(done.folder, client=client)
     metrics = done.summary["metrics"]

@@ -7,15 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import TINY, RunTiny, refused
+from support import RunTiny, opened, prepared, refused
 from transformers import AutoModelForTokenClassification
 
 from fedstrata.adapters.rank import is_lora
 from fedstrata.adapters.stack import adapted_layers
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import State, Tensors
-from fedstrata.engine.prepare import prepare
 from fedstrata.methods.flora import FLoRA
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result
@@ -130,7 +128,7 @@ def test_the_server_keeps_no_more_stacks_than_the_weights_are_large(
 
 def test_what_comes_down_is_what_all_clients_sent_up(run_once: RunTiny) -> None:
     run = run_once(*FLORA, "federation.evaluate_every=2", "data.synthetic.notes=6")
-    model = prepare(read_source(None, [*TINY, *FLORA])).model
+    model = prepared(*FLORA).model
     adapter = model.bytes_of([name for name in model.layout.all if is_lora(name)])
     stack = {name: tensor for name, tensor in run.state.tensors.items() if name.startswith("round 1/")}
     assert sum(tensor.nbytes for tensor in stack.values()) == 3 * adapter
@@ -168,7 +166,7 @@ def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
     for name, tensor in weights_of(run.state).items():
         plain = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
         assert torch.equal(saved[plain], tensor)
-    clients = prepare(read_source(None, list(TINY))).clients.values()
+    clients = prepared().clients.values()
     documents = [document for own in clients for document in own.test]
     answers = answer(result.model, result.task, documents, result.settings.training)
     scores = result.task.score(documents, answers)
@@ -181,12 +179,11 @@ def test_the_model_that_is_left_is_a_plain_one_and_scores_as_the_run_says(
 
 
 def test_what_was_merged_is_gone_when_the_shared_model_is_put_back(tmp_path: Path) -> None:
-    from fedstrata.engine.run_folder import open_run
 
-    source = read_source(None, [*TINY, *FLORA, "federation.rounds=1", "data.synthetic.notes=6"])
-    run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
+    few = (*FLORA, "federation.rounds=1", "data.synthetic.notes=6")
+    run = opened(tmp_path / "run", *few)
     run.execute()
-    model, fresh = run.experiment.model, prepare(source).model
+    model, fresh = run.experiment.model, prepared(*few).model
     everything = (*fresh.layout.all, *fresh.layout.frozen)
     assert model.is_changed(model.layout.frozen)
     model.train_only(())

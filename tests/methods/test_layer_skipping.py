@@ -5,10 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from support import TINY, RunTiny
+from support import RunTiny, prepared
 
-from fedstrata.core.settings.source import read_source
-from fedstrata.engine.prepare import prepare
 from fedstrata.policies.freeze import smallest_top
 
 AUTO = "method={name: layer_skipping, top: auto}"
@@ -19,7 +17,7 @@ def test_the_probe_reports_the_norms_that_a_naive_loop_finds(run_once: RunTiny) 
     """One batch holds all examples of a client, so the order does not matter."""
     settings = (AUTO, "training.batch_size=1000", "federation.rounds=1", FEW)
     reported = run_once(*settings).state.values["block_gradient_norms"]
-    experiment = prepare(read_source(None, [*TINY, *settings]))
+    experiment = prepared(*settings)
     model, task = experiment.model, experiment.task
     model.module.requires_grad_(True)
     total, weights = torch.zeros(3), 0

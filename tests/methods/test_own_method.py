@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import pytest
 import torch
 from pydantic import Field
-from support import TINY, RunTiny, refused
+from support import TINY, RunTiny, prepared, refused
 
 from fedstrata.core.client import Client
 from fedstrata.core.errors import ConfigurationError, Problem
@@ -17,7 +17,6 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import NotNegative
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.prepare import prepare
 from fedstrata.methods import METHODS
 from fedstrata.methods.averaging import Averaging
 from fedstrata.planning.plan import make_plan
@@ -66,7 +65,7 @@ def test_a_method_of_ones_own_is_planned_and_run(run_once: RunTiny) -> None:
     assert plan.travels == "the highest block, both ways"
     assert plan.trainable_parameters == run.summary["trainable_parameters"]
     assert plan.communication["bytes_up"] == pytest.approx(run.summary["communication"]["bytes_up"], rel=1e-3)
-    model = prepare(read_source(None, [*TINY, PULLED_TOP])).model
+    model = prepared(PULLED_TOP).model
     assert tuple(run.state.tensors) == model.layout.blocks[-1]
     before = model.tensors(model.layout.blocks[-1])
     assert not all(torch.equal(tensor, before[name]) for name, tensor in run.state.tensors.items())
@@ -74,6 +73,6 @@ def test_a_method_of_ones_own_is_planned_and_run(run_once: RunTiny) -> None:
 
 def test_its_settings_and_what_it_cannot_work_with_are_checked() -> None:
     with refused(ConfigurationError, "unknown_key", at="method.muu", values=["'mu'"]):
-        prepare(read_source(None, [*TINY, f"method={{name: '{NAMED}', muu: 1}}"]))
+        prepared(f"method={{name: '{NAMED}', muu: 1}}")
     with refused(ConfigurationError, "not_enough_data", at="federation.sample", values=["too few"]):
-        prepare(read_source(None, [*TINY, PULLED_TOP, "federation.sample=0.5"]))
+        prepared(PULLED_TOP, "federation.sample=0.5")

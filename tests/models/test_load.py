@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support import assert_same_tensors, problems_of, refused
-from tiny_models import LABELS, VARIANTS, Saved, SettingsOf, Tiny, refuses
+from tiny_models import LABELS, Saved, SettingsOf, Tiny, refuses, variants
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
@@ -24,15 +24,6 @@ from fedstrata.models.state import Model
 QUICK = {"llama", "llama-tied", "gpt2", "bert", "deberta-v2", "gemma3", "bloom"}
 """Families of the most unlike models."""
 
-families = pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(one, id="-".join(one), marks=() if one[0] in QUICK else pytest.mark.slow)
-        for one in VARIANTS
-    ],
-    indirect=True,
-)
-
 
 def hidden_states(model: Model, tokens: Sequence[int]) -> Tensor:
     """Shape: (length, hidden_size)."""
@@ -42,7 +33,7 @@ def hidden_states(model: Model, tokens: Sequence[int]) -> Tensor:
         return base(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
 
 
-@families
+@variants(QUICK)
 def test_every_family_is_made_ready_to_train(tiny_model: Tiny, variant: tuple[str, str]) -> None:
     family, kind = variant
     state = torch.get_rng_state()
@@ -63,7 +54,7 @@ def test_every_family_is_made_ready_to_train(tiny_model: Tiny, variant: tuple[st
         assert model.module.config.label2id["I-problem"] == 2
 
 
-@families
+@variants(QUICK)
 def test_is_causal_says_whether_later_tokens_are_seen(tiny_model: Tiny, variant: tuple[str, str]) -> None:
     family, kind = variant
     model = tiny_model(family, kind)

@@ -18,7 +18,6 @@ from stored_states import (
     LENGTHS,
     Regression,
     Text,
-    Tiny,
     assert_close,
     cache_in,
     client_of,
@@ -27,7 +26,7 @@ from stored_states import (
     trained,
 )
 from support import assert_same_tensors, fewer_examples
-from tiny_models import VARIANTS
+from tiny_models import VARIANTS, Tiny, variants
 from torch import Tensor, nn
 
 from fedstrata.core.seeding import Seed
@@ -69,11 +68,7 @@ def counting_runs_below(model: Model, cut: int) -> Iterator[list[str]]:
         handle.remove()
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param(one, id="-".join(one), marks=() if one in QUICK else pytest.mark.slow) for one in VARIANTS],
-    indirect=True,
-)
+@variants(QUICK)
 def test_training_from_stored_states_is_training(
     tiny_model: Tiny, variant: tuple[str, str], tmp_path: Path
 ) -> None:

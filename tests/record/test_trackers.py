@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, Finished, RunTiny, refused
+from support import Finished, RunTiny, opened, refused
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import read_source
-from fedstrata.engine.run_folder import open_run
 from fedstrata.record.trackers import require_trackers, round_values, score_values
 
 Points = dict[str, list[tuple[int, float]]]
@@ -178,10 +176,11 @@ def test_a_tracker_that_fails_is_given_up_with_one_message(
 
     monkeypatch.setattr("fedstrata.record.trackers.TRACKERS", {"tensorboard": Failing})
     said: list[str] = []
-    source = read_source(None, [*TINY, "report_to=[tensorboard]", "federation.rounds=2"])
-    run = open_run(
-        source, tmp_path / "run", lambda event, facts: said.append(facts.get("message", event)), resume=False
-    )
+
+    def listen(event: str, facts: Any) -> None:
+        said.append(facts.get("message", event))
+
+    run = opened(tmp_path / "run", "report_to=[tensorboard]", listen=listen)
     assert run.execute()["rounds"] == 2
     (message,) = [message for message in said if "tensorboard" in message]
     assert message.endswith(" tensorboard: OSError: disk full")
@@ -190,14 +189,13 @@ def test_a_tracker_that_fails_is_given_up_with_one_message(
 def test_a_failed_run_ends_its_trackers(tmp_path: Path) -> None:
     pytest.importorskip("mlflow")
     folder = tmp_path / "run"
-    source = read_source(None, [*TINY, "report_to=[mlflow]"])
 
     def listen(event: str, facts: Any) -> None:
         if event == "client":
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        open_run(source, folder, listen, resume=False).execute()
+        opened(folder, "report_to=[mlflow]", listen=listen).execute()
     assert mlflow_run(folder)[1].info.status == "FAILED"
 
 
@@ -211,7 +209,7 @@ def test_a_missing_package_is_a_problem_of_the_configuration(monkeypatch: pytest
 
 def test_an_unknown_tracker_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     with refused(ConfigurationError, "unknown_name", at="report_to.0", values=["'tensorboard'", "'comet'"]):
-        open_run(read_source(None, ["report_to=[comet]"]), tmp_path / "run", lambda *_: None, resume=False)
+        opened(tmp_path / "run", "report_to=[comet]")
 
 
 def test_names_have_one_slash_and_clients_only_their_extremes() -> None:

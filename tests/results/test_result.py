@@ -8,12 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import TINY, RunTiny, refused
+from support import RunTiny, opened, refused
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
 from fedstrata.core.errors import ConfigurationError, DataError
-from fedstrata.core.settings.source import read_source
-from fedstrata.engine.run_folder import open_run
 from fedstrata.record.log import read_events
 from fedstrata.results.result import open_result
 
@@ -40,8 +38,7 @@ def logits_of(module: torch.nn.Module, tokenizer: object) -> torch.Tensor:
     ],
 )
 def test_the_saved_model_gives_the_logits_of_the_run(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    source = read_source(None, [*TINY, "federation.rounds=1", *overrides])
-    run = open_run(source, tmp_path / "run", lambda event, facts: None, resume=False)
+    run = opened(tmp_path / "run", "federation.rounds=1", *overrides)
     run.execute()
     trained = run.experiment.model
     expected = logits_of(trained.module, trained.tokenizer)

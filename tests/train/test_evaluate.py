@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY
+from support import TINY, prepared
 
 from fedstrata.core.documents import Document
 from fedstrata.core.settings.source import read_source
@@ -18,7 +18,7 @@ LM = [
 
 
 def test_answers_are_those_of_each_owner_alone() -> None:
-    experiment = prepare(read_source(None, TINY))
+    experiment = prepared()
     settings, task, model = experiment.settings.training, experiment.task, experiment.model
     documents = {name: own.train for name, own in experiment.clients.items()} | {"nobody": ()}
     together = answer_owners(model, task, documents, settings)

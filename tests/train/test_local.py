@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY, refused
+from support import prepared, refused
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from transformers import get_scheduler
@@ -19,10 +19,9 @@ from fedstrata.client.site import Site
 from fedstrata.core.client import Client
 from fedstrata.core.errors import ConfigurationError, TrainingError
 from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.source import read_source
 from fedstrata.core.settings.training import TrainingSettings
 from fedstrata.core.types import Message
-from fedstrata.engine.prepare import Experiment, prepare
+from fedstrata.engine.prepare import Experiment
 from fedstrata.train.evaluate import predict
 from fedstrata.train.local import all_finite, fit, schedule_of
 
@@ -38,7 +37,7 @@ class Store:
 
 
 def make_client(*overrides: str) -> tuple[Experiment, Client, list[dict[str, float]]]:
-    experiment = prepare(read_source(None, [*TINY, "data.synthetic.notes=6", *overrides]))
+    experiment = prepared("data.synthetic.notes=6", *overrides)
     name, documents = next(iter(experiment.clients.items()))
     site = Site(name, documents, experiment.task, experiment.model.tokenizer)
     progress: list[dict[str, float]] = []
@@ -307,7 +306,7 @@ def test_dropout_in_what_is_frozen_is_refused_where_it_cannot_be(
     settings: list[str], path: str, code: str, names: list[str]
 ) -> None:
     with refused(ConfigurationError, code, at=path, values=names):
-        prepare(read_source(None, [*TINY, "training.frozen_dropout=on", *settings]))
+        prepared("training.frozen_dropout=on", *settings)
 
 
 def test_training_does_not_disturb_the_global_random_state() -> None:

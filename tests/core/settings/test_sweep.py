@@ -61,16 +61,25 @@ def test_a_grid_is_every_combination_with_dots_or_nested(read) -> None:
     assert [row.source.values for row in dotted.rows] == [row.source.values for row in nested.rows]
 
 
-def test_a_grid_can_come_from_the_command_line(read) -> None:
-    sweep = read(BASE, "sweep.grid.method.mu=[0.1,1]", "sweep.seeds=[7]")
-    assert [row.name for row in sweep.rows] == ["mu=0.1", "mu=1"]
-    assert sweep.settings.seeds == [7]
-
-
-def test_whole_methods_can_be_a_grid(read) -> None:
-    sweep = read(BASE + "sweep: {grid: {method: [{name: fedavg}, {name: layer_skipping, top: 2}]}}\n")
-    assert [row.name for row in sweep.rows] == ["fedavg", "layer_skipping top=2"]
-    assert sweep.rows[0].source.values["method"] == {"name": "fedavg"}
+@pytest.mark.parametrize(
+    ("text", "overrides", "names"),
+    [
+        ("", ["sweep.grid.method.mu=[0.1,1]", "sweep.seeds=[7]"], ["mu=0.1", "mu=1"]),
+        (
+            "sweep: {grid: {method: [{name: fedavg}, {name: layer_skipping, top: 2}]}}\n",
+            [],
+            ["fedavg", "layer_skipping top=2"],
+        ),
+        ("sweep: {grid: {privacy.epsilon: [2, 8]}}\n", [], ["epsilon=2", "epsilon=8"]),
+    ],
+    ids=["from the command line", "whole methods", "epsilon"],
+)
+def test_rows_are_called_by_what_a_grid_gives_them(
+    read, text: str, overrides: list[str], names: list[str]
+) -> None:
+    sweep = read(BASE + text, *overrides)
+    assert [row.name for row in sweep.rows] == names
+    assert sweep.settings.seeds == ([7] if overrides else [0, 1, 2])
 
 
 def test_the_command_line_wins_over_rows_and_grid(read) -> None:
@@ -159,13 +168,6 @@ def test_a_name_is_one_folder_below(name: str) -> None:
 PRIVATE = BASE + (
     "privacy: {mechanism: local, units: {a: 100}, epsilon: 8, delta: 1.0e-3, expected_batch: 8, steps: 2}\n"
 )
-
-
-def test_epsilon_is_a_setting_like_any_other(read) -> None:
-    rows = read(PRIVATE + "sweep: {grid: {privacy.epsilon: [2, 8]}}\n").rows
-    assert [row.name for row in rows] == ["epsilon=2", "epsilon=8"]
-    assert [row.source.values["privacy"]["epsilon"] for row in rows] == [2, 8]
-    assert {row.source.values["privacy"]["steps"] for row in rows} == {2}
 
 
 def test_a_row_with_a_mechanism_has_its_section_anew(read) -> None:
