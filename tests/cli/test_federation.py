@@ -59,30 +59,24 @@ def test_a_federation_is_made_and_its_members_are_listed(monkeypatch: pytest.Mon
 def test_what_can_be_no_federation_is_told_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     addresses = ["hub", "b\u00fccher.example:1", "a name:1", "http://hub:1", "*.example.org:1", "0.0.0.0:1"]
     addresses += ["[::]:1", "::1:1", "hub:0", f"{'a' * 64}.org:1", f"{'a.' * 127}org:1"]
-    wrong: list[tuple[list[str], list[tuple[str, str, str]]]] = [
-        (["init", "x"], [("--sites", "missing", "")]),
+    wrong: list[tuple[list[str], str, dict[str, str]]] = [
+        (["init", "x"], "--sites", {"missing": ""}),
         (
             ["init", "x", "--sites", "a,b", "server", "c", "c"],
-            [
-                ("--sites", "wrong_form", "'a,b'"),
-                ("--sites", "duplicate", "'c'"),
-                ("--sites", "conflict", "'server'"),
-            ],
+            "--sites",
+            {"wrong_form": "'a,b'", "duplicate": "'c'", "conflict": "'server'"},
         ),
-        (["init", "x", "--sites", "North", "north"], [("--sites", "duplicate", "'north'")]),
-        (["init", "../x?", "--sites", "a"], [("NAME", "wrong_form", "'x?'")]),
-        *(
-            (["init", "x", "--sites", "a", "--server", own], [("--server", "wrong_form", repr(own)[:80])])
-            for own in addresses
-        ),
-        (
-            ["init", "x", "--sites", "a.zip", "kit.yaml"],
-            [("--sites", "conflict", "'a.zip'"), ("--sites", "conflict", "'kit.yaml'")],
-        ),
-        (["add", "north"], [("--federation", "not_found", "federation.yaml")]),
+        (["init", "x", "--sites", "North", "north"], "--sites", {"duplicate": "'north'"}),
+        (["init", "x", "--sites", "a.zip"], "--sites", {"conflict": "'a.zip'"}),
+        (["init", "x", "--sites", "kit.yaml"], "--sites", {"conflict": "'kit.yaml'"}),
+        (["init", "../x?", "--sites", "a"], "NAME", {"wrong_form": "'x?'"}),
+        (["add", "north"], "--federation", {"not_found": "federation.yaml"}),
     ]
-    for arguments, told in wrong:
-        for path, code, value in told:
+    for own in addresses:
+        refusal = {"wrong_form": repr(own)[:80]}
+        wrong.append((["init", "x", "--sites", "a", "--server", own], "--server", refusal))
+    for arguments, path, told in wrong:
+        for code, value in told.items():
             with refused(ConfigurationError, code, at=path, values=[value]):
                 invoke("federation", *arguments)
         assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support import TINY, Finished, RunTiny, prepared, refused
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, RobertaConfig
+from tiny_models import Tiny
 
 from fedstrata.client.store import ClientStore
 from fedstrata.core.cohort import Mean
@@ -168,35 +168,23 @@ def test_last_changes_what_follows_the_blocks(run_once: RunTiny) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "last"),
+    ("family", "last"),
     [
+        ("gpt2", {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.wte.weight"}),
         (
-            GPT2Config(vocab_size=50, n_embd=8, n_layer=2, n_head=2, n_positions=16),
-            {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.wte.weight"},
-        ),
-        (
-            RobertaConfig(
-                vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
-                is_decoder=True, pad_token_id=0,
-            ),
+            "roberta",
             {
-                "roberta.embeddings.word_embeddings.weight", "lm_head.dense.weight", "lm_head.dense.bias",
-                "lm_head.layer_norm.weight", "lm_head.layer_norm.bias", "lm_head.bias",
+                *("roberta.embeddings.word_embeddings.weight", "lm_head.dense.weight", "lm_head.dense.bias"),
+                *("lm_head.layer_norm.weight", "lm_head.layer_norm.bias", "lm_head.bias"),
             },
         ),
-        (
-            LlamaConfig(
-                vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
-                num_key_value_heads=2, tie_word_embeddings=False,
-            ),
-            {"model.norm.weight", "lm_head.weight"},
-        ),
+        ("llama", {"model.norm.weight", "lm_head.weight"}),
     ],
-    ids=["gpt2", "roberta", "llama"],
-)  # fmt: skip
-def test_last_is_the_head_of_a_language_model_tied_or_not(config: Any, last: set[str]) -> None:
-    model = Model(AutoModelForCausalLM.from_config(config), None, name="tiny")
-    state = FedTLU(update="last").start(model)
+)
+def test_last_is_the_head_of_a_language_model_tied_or_not(
+    tiny_model: Tiny, family: str, last: set[str]
+) -> None:
+    state = FedTLU(update="last").start(tiny_model(family, "causal-lm"))
     assert set(state.values["_last"]) == last
 
 
