@@ -94,16 +94,16 @@ def test_no_site_has_more_than_the_cap(run_once: RunTiny) -> None:
 
 
 def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(run_once: RunTiny) -> None:
-    def prepared(*overrides: str) -> tuple[set[str], set[str]]:
+    def divided(*overrides: str) -> tuple[set[str], set[str]]:
         experiment = prepared(*overrides)
         known = {document.id for own in experiment.clients.values() for document in own.all}
         return known, {document.id for document in experiment.server}
 
-    known, server = prepared(*SERVER, LORA, "method={name: fedlora}")
-    assert (known, server) == prepared(*SERVER, "method={name: centralized}")
+    known, server = divided(*SERVER, LORA, "method={name: fedlora}")
+    assert (known, server) == divided(*SERVER, "method={name: centralized}")
     assert len(server) == 2 and not known & server
     assert set(run_once(*PLUS).of("run")[0]["server_documents"]) == server
-    assert prepared(SERVER[1]) == (known | server, set())
+    assert divided(SERVER[1]) == (known | server, set())
 
 
 def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_once: RunTiny) -> None:
