@@ -32,7 +32,7 @@ from support import (
     executed_once,
     files_of,
 )
-from tiny_models import refusal, saved, settings_of, tiny_model, tokenizer_folder, variant
+from tiny_models import saved, settings_of, tiny_model, tokenizer_folder, variant
 from weekly_tests import WEEKLY
 
 from fedstrata.cli import main as cli
@@ -41,7 +41,7 @@ from fedstrata.core.settings import source
 from fedstrata.data import synthetic
 from fedstrata.engine.run import Run
 
-__all__ = ["refusal", "saved", "settings_of", "tiny_model", "tokenizer_folder", "variant"]
+__all__ = ["saved", "settings_of", "tiny_model", "tokenizer_folder", "variant"]
 
 # Same examples every time, and no clock in a verdict. `make test-weekly` takes the other profile.
 settings.register_profile("landing", deadline=None, derandomize=True, max_examples=25)

@@ -27,4 +27,3 @@ NOTE = Document(
 )
 MODIFIERS = {"drug": ["strength"], "problem": ["negation", "severity", "temporal"]}
 LACKING = replace(NOTE, relations=(), lacks_relations=True)
-MODIFIERS = {"drug": ["strength"], "problem": ["negation", "severity", "temporal"]}

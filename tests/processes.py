@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+Started = list[subprocess.Popen[str]]
+"""Processes that the fixture `started` ends with the test."""
+
 
 def fedstrata(*arguments: str | Path, threads: int = 1, folder: Path | None = None) -> subprocess.Popen[str]:
     """Starts the command."""
@@ -32,3 +35,10 @@ def read_until(process: subprocess.Popen[str], line: str) -> None:
         if said.startswith(line):
             return
     raise AssertionError(process.stderr.read() if process.stderr else "")
+
+
+def output_of(process: subprocess.Popen[str]) -> str:
+    """Waits for a command that succeeds, and returns what it said."""
+    said, complained = process.communicate(timeout=300)
+    assert process.returncode == 0, complained
+    return said

@@ -21,8 +21,6 @@ from fedstrata.train.local import fit
 PAD = 3
 LENGTHS = (5, 12, 1, 9, 12, 7, 20, 3, 16, 2)
 
-Tiny = Callable[..., Model]
-
 
 class Text(list[int]):
     """An example: its tokens, which are its only window."""

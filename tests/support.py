@@ -33,7 +33,7 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, State, Update
 from fedstrata.engine.checkpoint import Checkpoints
-from fedstrata.engine.prepare import Experiment
+from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.run import Run
 from fedstrata.engine.run_folder import open_run, resumable
 from fedstrata.record.log import read_events
@@ -61,6 +61,8 @@ TINY_SETTINGS = {
     if name != "federation.rounds"
 }
 """The same as the argument `settings` of `fedstrata.run`, but for `rounds`."""
+OF_DOCUMENTS = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("data.synthetic")}
+"""The same for documents that are given."""
 
 
 PREFIXES_REFUSED = tuple(map(int, version("transformers").split(".")[:2])) >= (5, 24)
@@ -122,6 +124,11 @@ class Finished:
     def of(self, event: str) -> list[dict[str, Any]]:
         """Returns the recorded events of one kind."""
         return [item for item in self.events if item["event"] == event]
+
+    @property
+    def states(self) -> list[dict[str, Any]]:
+        """What the method told of each round."""
+        return [event["state"] for event in self.of("round")]
 
     def rounds_but_for_machine(self) -> list[dict[str, Any]]:
         """Returns the `round` events without times and memory, in which equal runs differ."""
@@ -266,3 +273,13 @@ def watch_training(experiment: Experiment, after: Callable[[Plan, Client, Update
             return update
 
     object.__setattr__(experiment, "method", Watched(**dict(experiment.method)))
+
+
+def prepared(*overrides: str) -> Experiment:
+    """Returns what a tiny run begins with."""
+    return prepare(read_source(None, [*TINY, *overrides]))
+
+
+def opened(folder: Path, *overrides: str, listen: Callable[[str, Any], None] = silent) -> Run:
+    """Returns a tiny run that has not begun."""
+    return open_run(read_source(None, [*TINY, *overrides]), folder, listen, resume=False)

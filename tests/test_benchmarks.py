@@ -9,6 +9,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import baselines
 import pytest
@@ -20,133 +21,100 @@ from fedstrata.data.split import Split
 from fedstrata.metrics.errors import CATEGORIES
 from fedstrata.tasks.classify import DocumentClassification
 
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at the peaks of /proc")
+TEXT = f"--data {REPOSITORY / 'LICENSE'} --format text data.text.documents=paragraphs"
+TINY = "--blocks 3 --hidden 24 --tokens 8"
 SCRIPTS = [
-    pytest.param(
+    (
         "llama_shapes.py",
-        [
-            *("--shapes", "tiny", "llama-3-8b", "--weights", "bfloat16", "--batch", "1", "--tokens", "8"),
-            *("--steps", "1"),
-        ],
-        {"tiny", "llama-3-8b"},
+        "--shapes tiny llama-3-8b --weights bfloat16 --batch 1 --tokens 8 --steps 1",
+        "tiny llama-3-8b",
     ),
     pytest.param(
         "streaming_mean.py",
-        ["--clients", "2", "--tensors", "2", "--rows", "8", "--repeats", "1"],
-        {"fraction_of_copy", "peak_payloads"},
-        marks=pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of /proc/self/status"),
+        "--clients 2 --tensors 2 --rows 8 --repeats 1",
+        "fraction_of_copy peak_payloads",
+        marks=linux,
     ),
-    pytest.param(
+    (
         "prefix_cache.py",
-        [
-            "--blocks",
-            "3",
-            "--top",
-            "1",
-            "--hidden",
-            "24",
-            "--tokens",
-            "8",
-            "--batches",
-            "2",
-            "--repeats",
-            "1",
-        ],
-        {"full_over_cached", "frozen_over_cached", "max_abs_diff", "fill_over_frozen_epoch"},
+        f"{TINY} --top 1 --batches 2 --repeats 1",
+        "full_over_cached frozen_over_cached max_abs_diff fill_over_frozen_epoch",
     ),
-    pytest.param(
+    (
         "layer_dropout.py",
-        [
-            *("--blocks", "3", "--hidden", "24", "--tokens", "8", "--batch", "2", "--batches", "2"),
-            *("--repeats", "1", "--rank", "1"),
-        ],
-        {"time_ratio", "activation_ratio", "share_run"},
+        f"{TINY} --batch 2 --batches 2 --repeats 1 --rank 1",
+        "time_ratio activation_ratio share_run",
     ),
-    pytest.param(
-        "adapter_swap.py",
-        [
-            *("--blocks", "2", "--hidden", "24", "--tokens", "8", "--batch", "2", "--clients", "2"),
-            *("--repeats", "1"),
-        ],
-        {"swap_fraction_of_step"},
-    ),
-    pytest.param(
+    ("adapter_swap.py", f"{TINY} --batch 2 --clients 2 --repeats 1", "swap_fraction_of_step"),
+    (
         "split_wire.py",
-        [*("--blocks", "3", "--hidden", "8", "--rows", "2", "--columns", "8", "--steps", "1")],
-        {"step_bytes", "four_tensors_bytes", "mask_bytes_over_length_bytes"},
+        "--blocks 3 --hidden 8 --rows 2 --columns 8 --steps 1",
+        "step_bytes four_tensors_bytes mask_bytes_over_length_bytes",
     ),
-    pytest.param("import_time.py", ["--repeats", "1"], {"import_seconds", "over_start", "run_seconds"}),
-    pytest.param(
+    ("import_time.py", "--repeats 1", "import_seconds over_start run_seconds"),
+    (
         "split_generation.py",
-        [*("--blocks", "3", "--hidden", "8", "--contexts", "8", "12", "--tokens", "3", "--repeats", "1")],
-        {"cached_over_uncached", "bytes_per_token", "context"},
+        "--blocks 3 --hidden 8 --contexts 8 12 --tokens 3 --repeats 1",
+        "cached_over_uncached bytes_per_token context",
     ),
     pytest.param(
         "split_training.py",
-        [
-            *("--clients", "2", "--blocks", "3", "--hidden", "8", "--tokens", "8", "--batches", "1"),
-            *("--accumulation", "2", "--delay", "0.001", "--repeats", "1"),
-            *("--memory-blocks", "4", "--memory-hidden", "32"),
-        ],
-        {"client_batch_over_sequential", "overlap_on_over_off", "parameter_share"},
-        marks=pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of /proc/PID/status"),
+        "--clients 2 --blocks 3 --hidden 8 --tokens 8 --batches 1 --accumulation 2 --delay 0.001 --repeats 1 "
+        "--memory-blocks 4 --memory-hidden 32",
+        "client_batch_over_sequential overlap_on_over_off parameter_share",
+        marks=linux,
     ),
     pytest.param(
         "secure_sum.py",
-        ["--sites", "7", "--numbers", "20000", "--clients", "0", "--repeats", "1"],
-        {
-            "overhead_over_plain_round",
-            "mask_gigabytes_per_second",
-            "extra_payloads",
-            "bytes_over_float32",
-            "error",
-        },
-        marks=pytest.mark.skipif(sys.platform != "linux", reason="resets the peak of /proc/self/status"),
+        "--sites 7 --numbers 20000 --clients 0 --repeats 1",
+        "overhead_over_plain_round mask_gigabytes_per_second extra_payloads bytes_over_float32 error",
+        marks=linux,
     ),
-    pytest.param("engine_overhead.py", ["--rounds", "1"], {"overhead_fraction"}),
-    pytest.param("client_memory.py", ["--few", "1", "--many", "2", "--rounds", "1"], {"rss_ratio_2_over_1"}),
-    pytest.param(
+    ("engine_overhead.py", "--rounds 1", "overhead_fraction"),
+    ("client_memory.py", "--few 1 --many 2 --rounds 1", "rss_ratio_2_over_1"),
+    (
         "sketched_selection.py",
-        [
-            *("--data", str(REPOSITORY / "LICENSE"), "--format", "text", "--clients", "2", "--rounds", "1"),
-            *("--blocks", "2", "--hidden", "8", "--tokens", "16", "--vocabulary", "300", "--width", "8"),
-            "data.text.documents=paragraphs",
-        ],
-        {"agreement", "uplink_fraction_of_blocks", "perplexity_ratio", "downlink_fraction"},
+        f"{TEXT} --clients 2 --rounds 1 --blocks 2 --hidden 8 --tokens 16 --vocabulary 300 --width 8",
+        "agreement uplink_fraction_of_blocks perplexity_ratio downlink_fraction",
     ),
-    pytest.param(
+    (
         "many_clients.py",
-        [
-            *("--data", str(REPOSITORY / "LICENSE"), "--format", "text", "--few", "2", "--many", "3"),
-            *("--sampled", "1", "--rounds", "1", "--repeats", "1", "data.text.documents=paragraphs"),
-        ],
-        {"overhead_fraction", "rss_ratio", "seconds_per_round"},
+        f"{TEXT} --few 2 --many 3 --sampled 1 --rounds 1 --repeats 1",
+        "overhead_fraction rss_ratio seconds_per_round",
     ),
-    pytest.param(
+    (
         "workers.py",
-        ["--repeats", "1", "federation.rounds=2", "data.synthetic.notes=12"],
-        {"speedup", "speedup_over_one_thread", "rss_ratio", "equal"},
+        "--repeats 1 federation.rounds=2 data.synthetic.notes=12",
+        "speedup speedup_over_one_thread rss_ratio equal",
     ),
-    pytest.param(
+    (
         "served_memory.py",
-        ["--clients", "1", "2", "--blocks", "2", "--hidden", "8"],
-        {"most_over_least", "payload_megabytes", "megabytes"},
+        "--clients 1 2 --blocks 2 --hidden 8",
+        "most_over_least payload_megabytes megabytes",
     ),
-    pytest.param(
+    (
         "private_step.py",
-        [*("--units", "2", "--windows", "2", "--tokens", "24", "--repeats", "1"), *("--memory-repeats", "1")],
-        {"patient_loop_over_plain", "hooks_over_plain_lora", "hooks_over_plain_top", "peak_memory_ratio"},
+        "--units 2 --windows 2 --tokens 24 --repeats 1 --memory-repeats 1",
+        "patient_loop_over_plain hooks_over_plain_lora hooks_over_plain_top peak_memory_ratio",
     ),
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("script", "arguments", "figures"), SCRIPTS)
-def test_the_last_line_is_one_json_object(script: str, arguments: list[str], figures: set[str]) -> None:
-    command = [sys.executable, str(REPOSITORY / "benchmarks" / "speed" / script), *arguments]
+def last_line_of(script: str, *arguments: object) -> dict[str, Any]:
+    """Runs a script of benchmarks/, and returns the object in its last line."""
+    command = [sys.executable, str(REPOSITORY / "benchmarks" / script), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    result = json.loads(done.stdout.splitlines()[-1])
-    assert figures <= result.keys()
-    named = [result[figure] for figure in figures]  # a number, or several by name
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments", "figures"), SCRIPTS, ids=lambda value: value if value.endswith(".py") else ""
+)
+def test_the_last_line_is_one_json_object(script: str, arguments: str, figures: str) -> None:
+    result = last_line_of(f"speed/{script}", *arguments.split())
+    named = [result[figure] for figure in figures.split()]  # a number, or several by name
     numbers = [
         number for value in named for number in (value.values() if isinstance(value, dict) else [value])
     ]
@@ -163,21 +131,10 @@ def test_what_is_recovered_is_the_share_of_each_seed(tmp_path: Path) -> None:
         for name, own in scores.items()
     ]
     (tmp_path / "table.json").write_text(json.dumps({"rows": rows}))
-    script = REPOSITORY / "benchmarks" / "corpora" / "recovered.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], capture_output=True, text=True, check=True
-    )
-    *told, last = done.stdout.splitlines()
-    assert "unknown 75.0 ± 7.1; recovered 88 %, 83 %" in told[0]
-    found = json.loads(last)
+    found = last_line_of("corpora/recovered.py", tmp_path)
     assert found["three types a site"]["recovered"] == round((0.7 / 0.8 + 0.5 / 0.6) / 2, 3)
-    assert found["one type a site"] == {
-        "recovered": 0.25,
-        "least": 0.0,
-        "all": 0.85,
-        "absent": 0.15,
-        "unknown": 0.35,
-    }
+    shares = {"recovered": 0.25, "least": 0.0, "all": 0.85, "absent": 0.15, "unknown": 0.35}
+    assert found["one type a site"] == shares
 
 
 @pytest.mark.slow
@@ -192,10 +149,7 @@ def test_errors_and_differences_are_those_of_the_rows_models(tmp_path: Path) -> 
         out=tmp_path / "compared",
         progress=False,
     )
-    script = REPOSITORY / "benchmarks" / "fed_medlora" / "errors.py"
-    command = [sys.executable, str(script), str(tmp_path / "compared"), *rows, "--seeds", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = last_line_of("fed_medlora/errors.py", tmp_path / "compared", *rows, "--seeds", 0)
     mentions = found["by_seed"]["0"]["mentions"]
     scores = [compared.result(name, 0).metrics["f1"] for name in rows]
     assert [mentions["first"], mentions["second"]] == pytest.approx(scores)
@@ -213,11 +167,7 @@ def test_two_ways_of_decoding_are_told_side_by_side(tmp_path: Path) -> None:
         "federation.rounds=1",
     ]
     run = executed(tmp_path / "run", settings)
-    script = REPOSITORY / "benchmarks" / "fed_medlora" / "decoding.py"
-    done = subprocess.run(
-        [sys.executable, str(script), str(run.folder)], capture_output=True, text=True, check=True
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = last_line_of("fed_medlora/decoding.py", run.folder)
     strict = found["f1"]["strict_"]
     assert strict["first"] == pytest.approx(run.summary["metrics"]["global"]["ner_f1"])
     assert strict["interval"]["low"] <= strict["first"] - strict["second"] <= strict["interval"]["high"]
@@ -230,22 +180,16 @@ def test_two_ways_of_decoding_are_told_side_by_side(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("script", "arguments", "held"),
     [
-        (
-            "kill.py",
-            ["--engine", "local", "--kills", "2"],
-            {"kills": 2, "completed": True, "equal": True, "human_actions": 0},
-        ),
-        ("fifty_sites.py", ["--sites", "2", "--rounds", "2"], {"sites": 2, "rounds": 2, "equal": True}),
-        ("poor_line.py", ["--rounds", "2"], {"equal": True, "bytes_equal": True, "restarts": 0}),
-        ("hostile.py", ["--only", "absent"], {"cases": 1, "held": 1, "broken_promises": {}}),
+        ("kill.py", "--engine local --kills 2", {"kills": 2, "completed": True, "equal": True}),
+        ("fifty_sites.py", "--sites 2 --rounds 2", {"sites": 2, "rounds": 2, "equal": True}),
+        ("poor_line.py", "--rounds 2", {"equal": True, "bytes_equal": True, "restarts": 0}),
+        ("hostile.py", "--only absent", {"cases": 1, "held": 1, "broken_promises": {}}),
     ],
 )
 def test_what_is_disturbed_ends_as_if_nobody_had(
-    script: str, arguments: list[str], held: dict[str, object]
+    script: str, arguments: str, held: dict[str, object]
 ) -> None:
-    command = [sys.executable, str(REPOSITORY / "benchmarks" / "reliability" / script), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert held.items() <= json.loads(done.stdout.splitlines()[-1]).items()
+    assert held.items() <= last_line_of(f"reliability/{script}", *arguments.split()).items()
 
 
 def test_a_documented_cost_of_a_hostile_site_is_no_broken_promise(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,34 +210,21 @@ def test_a_documented_cost_of_a_hostile_site_is_no_broken_promise(monkeypatch: p
 @pytest.mark.slow
 def test_the_gates_of_texts_in_updates_hold() -> None:
     """Undefended all is read, or the attack is broken; with privacy, and in a sum of many tokens, nothing."""
-    script = REPOSITORY / "benchmarks" / "privacy" / "span.py"
-    command = [sys.executable, str(script), "--seeds", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    gates = json.loads(done.stdout.splitlines()[-1])
+    gates = last_line_of("privacy/span.py", "--seeds", 0)
     assert gates.pop("minutes") > 0
     assert gates == {"undefended_recovered": 1.0, "dp_recovered": 0.0, "secure_sum_recovered": 0.0}
 
 
 @pytest.mark.slow
 def test_two_mistakes_in_the_mechanism_are_noticed() -> None:
-    script = REPOSITORY / "benchmarks" / "privacy" / "mutations.py"
-    names = ("half of sigma", "a killed turn is not spent")
-    done = subprocess.run(
-        [sys.executable, str(script), "--only", *names], capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == {"mutants": 2, "killed": 2}
+    found = last_line_of("privacy/mutations.py", "--only", "half of sigma", "a killed turn is not spent")
+    assert found == {"mutants": 2, "killed": 2}
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        "privacy/mutations",
-        "privacy/secure_sum_mutations",
-        "privacy/budget_mutations",
-        "privacy/joint_noise_mutations",
-        "reliability/suite_mutations",
-    ],
-)
+OF_PRIVACY = ("mutations", "secure_sum_mutations", "budget_mutations", "joint_noise_mutations")
+
+
+@pytest.mark.parametrize("file", [*(f"privacy/{name}" for name in OF_PRIVACY), "reliability/suite_mutations"])
 def test_every_mistake_is_one_in_the_mechanism_as_it_is(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(REPOSITORY / "benchmarks" / "privacy")
     mutations = load_script("benchmarks/privacy/mutations.py")

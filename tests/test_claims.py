@@ -9,19 +9,10 @@ from pathlib import Path
 
 from support import REPOSITORY
 
-PAGES = {
-    path.stem: path
-    for path in (
-        *(
-            REPOSITORY / "docs" / f"{name}.md"
-            for name in (
-                *("security_review", "secure_aggregation", "differential_privacy", "site_policy"),
-                *("federation", "joint_privacy", "budgets", "ledger", "models", "processes"),
-            )
-        ),
-        REPOSITORY / "SECURITY.md",
-    )
-}
+NAMES = ("security_review", "secure_aggregation", "differential_privacy", "site_policy")
+NAMES += ("federation", "joint_privacy", "budgets", "ledger", "models", "processes")
+PAGES = {name: REPOSITORY / "docs" / f"{name}.md" for name in NAMES}
+PAGES["SECURITY"] = REPOSITORY / "SECURITY.md"
 """The pages that claim protections."""
 _ANCHOR = re.compile(r'<a class="claim" id="([a-z0-9-]+)"></a>')
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import fedstrata, free_address
+from processes import Started, fedstrata, free_address, output_of
 from ruamel.yaml import YAML
 from support import REPOSITORY, TINY
 
@@ -26,11 +28,10 @@ RUN = ("federation.rounds=1", "method={name: layer_skipping, top: 1}", "threads=
 
 def unit(name: str) -> dict[str, list[str]]:
     """Returns what a unit says, by key."""
-    found: dict[str, list[str]] = {}
-    for line in (DEPLOY / "systemd" / f"fedstrata-{name}.service").read_text().splitlines():
-        key, equals, value = line.partition("=")
-        if equals and not key.startswith("#"):
-            found.setdefault(key, []).append(value)
+    found: dict[str, list[str]] = defaultdict(list)
+    text = (DEPLOY / "systemd" / f"fedstrata-{name}.service").read_text()
+    for key, value in re.findall("^([^#=]+)=(.*)$", text, re.MULTILINE):
+        found[key].append(value)
     return found
 
 
@@ -65,7 +66,7 @@ def by_compose(member: str, kit: Path) -> tuple[list[str], Path]:
 @pytest.mark.parametrize("command_of", [by_systemd, by_compose])
 def test_the_commands_make_a_federation(
     tmp_path: Path,
-    started: list[subprocess.Popen[str]],
+    started: Started,
     command_of: Callable[[str, Path], tuple[Sequence[str], Path]],
 ) -> None:
     server = free_address().replace("localhost", "127.0.0.1")
@@ -79,7 +80,7 @@ def test_the_commands_make_a_federation(
     notes = tmp_path / "notes"
     made = fedstrata("synth", "--sites", "3", "--notes", "18", "--format", "brat", "--out", notes)
     started.append(made)
-    made.communicate(timeout=120)
+    output_of(made)
     places: dict[str, Path] = {}
     for member in ("server", *SITES):
         kit = folder / "server" if member == "server" else folder / "sites" / member
@@ -91,8 +92,7 @@ def test_the_commands_make_a_federation(
         arguments, places[member] = command_of(member, kit)
         started.append(fedstrata(*arguments, folder=places[member]))
     for process in started[1:]:
-        _, complained = process.communicate(timeout=300)
-        assert process.returncode == 0, complained
+        output_of(process)
     summary = json.loads((places["server"] / "run" / "summary.json").read_text())
     assert set(summary["metrics"]["clients"]) == set(SITES)
     for site in SITES:

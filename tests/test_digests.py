@@ -23,13 +23,14 @@ EVENTS = [
     {"event": "client", "round": 1, "client": "b", "loss": float("nan")},
     {"event": "round", "round": 1, "failed": False, "seconds": 2.0},
 ]
+TENSORS: dict[str, torch.Tensor | None] = {
+    "w": torch.arange(6.0).reshape(2, 3),
+    "half": torch.ones(3, dtype=torch.bfloat16),
+}
 NAMES = script.Names(
     keys={
-        "total_seconds": None,
-        "seconds": None,
-        "loss": "mean_loss",
-        "client": "site",
-        "metrics.f1": "scores.strict.f1",
+        **{"total_seconds": None, "seconds": None},
+        **{"loss": "mean_loss", "client": "site", "metrics.f1": "scores.strict.f1"},
     },
     files={r"model/model\.safetensors": "weights.safetensors", r"(\w+)\.jsonl": r"\1.jsonl"},
     events=("event", "round", "site"),
@@ -40,8 +41,7 @@ def write(folder: Path) -> Path:
     """What a run leaves."""
     for name in ("model", "found"):
         (folder / name).mkdir(parents=True)
-    tensors = {"w": torch.arange(6.0).reshape(2, 3), "half": torch.ones(3, dtype=torch.bfloat16)}
-    save_file(tensors, folder / "model" / "model.safetensors")
+    tensors()(folder)
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     (folder / "record.jsonl").write_text("".join(json.dumps(event) + "\n" for event in EVENTS))
     (folder / "found" / "notes.jsonl").write_text('{"label": "problem", "start": 3}\n')
@@ -49,45 +49,35 @@ def write(folder: Path) -> Path:
     return folder
 
 
-def edited(path: Path, old: str, new: str) -> None:
-    """Replaces what occurs in a file."""
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
+def edited(name: str, old: str, new: str) -> Callable[[Path], None]:
+    """Replaces what occurs in a file of a run."""
+
+    def change(run: Path) -> None:
+        text = (run / name).read_text()
+        assert old in text
+        (run / name).write_text(text.replace(old, new))
+
+    return change
 
 
-def changed_tensor(run: Path) -> None:
-    save_file(
-        {"w": torch.zeros(2, 3), "half": torch.ones(3, dtype=torch.bfloat16)}, run / "model/model.safetensors"
-    )
-
-
-def missing_tensor(run: Path) -> None:
-    save_file({"w": torch.arange(6.0).reshape(2, 3)}, run / "model/model.safetensors")
-
-
-def other_dtype(run: Path) -> None:
-    save_file({"w": torch.arange(6.0).reshape(2, 3), "half": torch.ones(3)}, run / "model/model.safetensors")
+def tensors(**others: torch.Tensor | None) -> Callable[[Path], None]:
+    """Puts other tensors into a run's model, or leaves them out."""
+    new = {name: tensor for name, tensor in (TENSORS | others).items() if tensor is not None}
+    return lambda run: save_file(new, run / "model" / "model.safetensors")
 
 
 CHANGES: dict[str, tuple[Callable[[Path], None], str]] = {
-    "tensor": (changed_tensor, "weights.safetensors w: float32 [2, 3] differs by up to 5, of values up to 5"),
-    "missing tensor": (missing_tensor, "weights.safetensors half: bfloat16 [3] -> absent"),
-    "dtype": (other_dtype, "weights.safetensors half: bfloat16 [3] -> float32 [3]"),
-    "number": (
-        lambda run: edited(run / "summary.json", '"rounds": 2', '"rounds": 3'),
-        "summary.json rounds: 2 -> 3",
+    "tensor": (
+        tensors(w=torch.zeros(2, 3)),
+        "weights.safetensors w: float32 [2, 3] differs by up to 5, of values up to 5",
     ),
-    "null": (
-        lambda run: edited(run / "summary.json", "0.5", "null"),
-        "summary.json scores.strict.f1: 0.5 -> absent",
-    ),
-    "event": (
-        lambda run: edited(run / "record.jsonl", "false", "true"),
-        "record.jsonl round 1 failed: false -> true",
-    ),
+    "missing tensor": (tensors(half=None), "weights.safetensors half: bfloat16 [3] -> absent"),
+    "dtype": (tensors(half=torch.ones(3)), "weights.safetensors half: bfloat16 [3] -> float32 [3]"),
+    "number": (edited("summary.json", '"rounds": 2', '"rounds": 3'), "summary.json rounds: 2 -> 3"),
+    "null": (edited("summary.json", "0.5", "null"), "summary.json scores.strict.f1: 0.5 -> absent"),
+    "event": (edited("record.jsonl", "false", "true"), "record.jsonl round 1 failed: false -> true"),
     "label": (
-        lambda run: edited(run / "found" / "notes.jsonl", "problem", "test"),
+        edited("found/notes.jsonl", "problem", "test"),
         'found/notes.jsonl 0.label: "problem" -> "test"',
     ),
     "file": (lambda run: (run / "summary.json").unlink(), "summary.json: only the old side has this file"),
@@ -105,8 +95,8 @@ def test_a_change_is_found(what: str, tmp_path: Path) -> None:
 
 def test_names_texts_and_order_are_no_difference(tmp_path: Path) -> None:
     old, new = write(tmp_path / "old"), write(tmp_path / "new")
-    edited(new / "record.jsonl", '"loss"', '"mean_loss"')
-    edited(new / "record.jsonl", '"client"', '"site"')
+    edited("record.jsonl", '"loss"', '"mean_loss"')(new)
+    edited("record.jsonl", '"client"', '"site"')(new)
     lines = (new / "record.jsonl").read_text().splitlines(keepends=True)
     (new / "record.jsonl").write_text("".join(lines[::-1]))
     summary = {"scores": {"strict": {"f1": 0.5}}, "rounds": 2, "note": "another", "total_seconds": 9.0}

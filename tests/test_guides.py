@@ -15,7 +15,3 @@ GUIDES = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY 
 @pytest.mark.parametrize("page", GUIDES)
 def test_what_a_guide_shows_runs(page: str, tmp_path: Path) -> None:
     assert follow(text_of(page), tmp_path)
-
-
-def test_there_is_a_guide_for_each_kind_of_user() -> None:
-    assert [Path(page).stem for page in GUIDES] == ["for_engineers", "for_hospitals", "for_researchers"]

@@ -26,7 +26,6 @@ from ruamel.yaml import YAML
 from support import REPOSITORY
 
 import fedstrata
-from fedstrata.methods import METHODS
 from fedstrata.record.log import read_events
 
 PACKAGE = REPOSITORY / "src" / "fedstrata"
@@ -51,12 +50,8 @@ def test_the_lock_has_what_is_declared_at_a_version_that_is_allowed() -> None:
     assert installed == LOCKED_EXTRAS, "Makefile installs extras that it does not lock, or the other way"
     of_extras = [each for name in LOCKED_EXTRAS for each in own["optional-dependencies"][name]]
     wanted = [Requirement(each) for each in [*own["dependencies"], *of_extras]]
-    missing = [
-        str(each)
-        for each in wanted
-        if canonicalize_name(each.name) not in pins
-        or pins[canonicalize_name(each.name)] not in each.specifier
-    ]
+    named = [(each, pins.get(canonicalize_name(each.name))) for each in wanted]
+    missing = [str(each) for each, pin in named if pin is None or pin not in each.specifier]
     assert missing == [], "run `make lock`"
 
 
@@ -92,14 +87,19 @@ def environment(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("fresh")
     venv.create(root)
     (site,) = root.glob("lib/python*/site-packages")
-    pip = [sys.executable, "-m", "pip", "--python", str(root)]
-    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
+    install(wheel, root)
     (own,) = site.glob("fedstrata-*.dist-info")
     for installed in needed(PathDistribution(own)):
         for name in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
             if not (site / name).exists():
                 (site / name).symlink_to(str(installed.locate_file(name)))
     return root / "bin"
+
+
+def install(wheel: Path, root: Path) -> None:
+    """Installs a wheel into an environment, without what it needs."""
+    pip = [sys.executable, "-m", "pip", "--python", str(root)]
+    subprocess.run([*pip, "install", "--quiet", "--no-deps", "--no-index", str(wheel)], check=True)
 
 
 def required(texts: Iterable[str], extras: Collection[str] = ()) -> Iterator[Requirement]:
@@ -135,13 +135,10 @@ def run_in(environment: Path, folder: Path, *command: str) -> str:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {PurePosixPath(name) for name in archive.namelist()}
-    there = {
-        path.relative_to(PACKAGE.parent)
-        for path in PACKAGE.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
+    files = (path.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("*") if path.is_file())
+    there = {PurePosixPath(path) for path in files if "__pycache__" not in path.parts}
     packaged = {path for path in held if not path.parts[0].endswith(".dist-info")}
-    assert packaged == {PurePosixPath(path) for path in there}
+    assert packaged == there
     described = {path.name for path in held - packaged}
     assert described == {"METADATA", "WHEEL", "RECORD", "LICENSE", "entry_points.txt"}
 
@@ -156,9 +153,8 @@ def test_the_wheel_declares_what_it_imports(wheel: Path) -> None:
                 imported |= modules_of(archive.read(name).decode())
     own = project()
     extras = {name: each for name, each in own["optional-dependencies"].items() if name != "test"}
-    declared = {
-        canonicalize_name(Requirement(each).name) for each in chain(own["dependencies"], *extras.values())
-    }
+    named = map(Requirement, chain(own["dependencies"], *extras.values()))
+    declared = {canonicalize_name(each.name) for each in named}
     known = packages_distributions()
     undeclared = {
         name
@@ -213,20 +209,11 @@ LINE = "She takes <drug|aspirin {number}> against <problem|pain> and <dose|{numb
 def test_a_package_of_plug_ins_is_found_where_it_is_installed(environment: Path, tmp_path: Path) -> None:
     """A method, a task, a reader and a metric by name, in YAML, on two workers; one that is gone says so."""
     package = REPOSITORY / "tests" / "fixtures" / "site_plugins"
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "--python",
-        str(environment.parent),
-        "install",
-        "--quiet",
-        "--no-deps",
-    ]
     built = tmp_path / "built"
     build = [sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", str(built)]
     subprocess.run([*build, str(package)], check=True, capture_output=True)
-    subprocess.run([*pip, "--no-index", *map(str, built.glob("*.whl"))], check=True)
+    (found,) = built.glob("*.whl")
+    install(found, environment.parent)
     for site in ("north", "south"):
         (tmp_path / "notes" / site).mkdir(parents=True)
         lines = "".join(LINE.format(number=number) for number in range(12))
@@ -242,16 +229,6 @@ def test_a_package_of_plug_ins_is_found_where_it_is_installed(environment: Path,
     assert re.search("method gone from site-plugins 1.0 .*: 'gone' ", listed)
 
 
-def test_the_five_papers_are_cited_as_the_cards_of_their_methods_name_them() -> None:
+def test_the_citation_is_of_this_version() -> None:
     cited = YAML(typ="safe").load(text_of("CITATION.cff"))
-    assert (cited["title"], cited["version"]) == ("fedstrata", fedstrata.__version__)
-    assert cited["license"] == project()["license"]
-    assert len(cited["references"]) == 5
-    methods = set()
-    for paper in cited["references"]:
-        (names,) = re.findall(r"method\.name: ([\w, ]+)", paper["notes"])
-        for name in names.split(", "):
-            card = " ".join(str(sys.modules[METHODS[name].__module__].__doc__).split())
-            assert paper["authors"][0]["family-names"] in card.partition("Travels:")[0]
-            methods.add(name)
-    assert methods == {"layer_skipping", "fedtlu", "droppeft", "fedmedlora", "fedmedlora_plus", "fl_llama"}
+    assert (cited["version"], cited["license"]) == (fedstrata.__version__, project()["license"])

@@ -19,9 +19,8 @@ def fedavg(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_ratios_are_those_of_pairs_with_the_peer_of_the_shortest_rounds(fedavg: ModuleType) -> None:
     def runs(*seconds: float, memory: float = 100.0) -> list[dict[str, float]]:
-        return [
-            {"round_seconds": own, "whole_seconds": 2 * own, "memory_megabytes": memory} for own in seconds
-        ]
+        of_all = {"memory_megabytes": memory}
+        return [{"round_seconds": own, "whole_seconds": 2 * own, **of_all} for own in seconds]
 
     told = fedavg.summary(
         {

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import problems_of, refused
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models.load import load
 from fedstrata.models.state import Model
+
+Tiny = Callable[..., Model]
+Saved = Callable[..., Path]
+SettingsOf = Callable[..., ModelSettings]
 
 BLOCKS = 2
 LABELS = ("O", "B-problem", "I-problem")
@@ -117,6 +122,13 @@ VARIANTS = [
 """Every family with every kind of model that transformers has for it."""
 
 
+def variants(quick: Container[object]) -> pytest.MarkDecorator:
+    """Every family with every kind; those are slow that are not quick, by family or with their kind."""
+    slow = [one for one in VARIANTS if one[0] not in quick and one not in quick]
+    marked = [pytest.param(one, marks=pytest.mark.slow if one in slow else ()) for one in VARIANTS]
+    return pytest.mark.parametrize("variant", marked, ids=map("-".join, VARIANTS), indirect=True)
+
+
 @pytest.fixture(params=VARIANTS, ids="-".join)
 def variant(request: pytest.FixtureRequest) -> tuple[str, str]:
     """Every family with every kind in turn."""
@@ -137,7 +149,7 @@ def tokenizer_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def settings_of(tokenizer_folder: Path) -> Callable[..., ModelSettings]:
+def settings_of(tokenizer_folder: Path) -> SettingsOf:
     """Makes the settings of a tiny random model of a family."""
 
     def make(family: str, **changes: Any) -> ModelSettings:
@@ -148,7 +160,7 @@ def settings_of(tokenizer_folder: Path) -> Callable[..., ModelSettings]:
 
 
 @pytest.fixture
-def tiny_model(settings_of: Callable[..., ModelSettings]) -> Callable[..., Model]:
+def tiny_model(settings_of: SettingsOf) -> Tiny:
     """Makes a tiny random model of a family."""
 
     def make(family: str, kind: str = "token-classification", *, seed: int = 0, **changes: Any) -> Model:
@@ -159,7 +171,7 @@ def tiny_model(settings_of: Callable[..., ModelSettings]) -> Callable[..., Model
 
 
 @pytest.fixture
-def saved(tiny_model: Callable[..., Model], tmp_path: Path) -> Callable[..., Path]:
+def saved(tiny_model: Tiny, tmp_path: Path) -> Saved:
     """Saves a tiny model of a family and returns its folder."""
 
     def make(family: str = "llama", kind: str = "causal-lm", **changes: object) -> Path:
@@ -170,15 +182,15 @@ def saved(tiny_model: Callable[..., Model], tmp_path: Path) -> Callable[..., Pat
     return make
 
 
-@pytest.fixture
-def refusal() -> Callable[..., Problem]:
-    """Loads what must be refused and returns the one problem, a single line."""
-
-    def attempt(settings: ModelSettings, kind: str = "token-classification") -> Problem:
-        with pytest.raises(ConfigurationError) as caught:
-            load(settings, kind=kind, labels=LABELS, seed=Seed(0))
-        (problem,) = caught.value.problems
-        assert "\n" not in problem.message
-        return problem
-
-    return attempt
+def refuses(
+    settings: ModelSettings,
+    code: str,
+    *values: str,
+    at: str = "model.name",
+    kind: str = "token-classification",
+) -> None:
+    """Holds that a model is not loaded for one reason, whose message is a single line with these values."""
+    with refused(ConfigurationError, code, at=at, values=values) as caught:
+        load(settings, kind=kind, labels=LABELS, seed=Seed(0))
+    assert len(problems_of(caught.value)) == 1
+    assert "\n" not in caught.value.problems[0].message

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 from peft import IA3Config, LoraConfig, PrefixTuningConfig, get_peft_model
 from pydantic import TypeAdapter
 from support import problems_of, refused
+from tiny_models import Tiny
 
 from fedstrata.adapters import section_of
 from fedstrata.adapters.attach import attach
@@ -16,10 +16,9 @@ from fedstrata.adapters.bottleneck import BottleneckConfig
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.adapter import AdapterSettings
-from fedstrata.models.state import Model
 
 
-def test_a_lora_is_the_one_that_peft_makes_of_it(tiny_model: Callable[..., Model]) -> None:
+def test_a_lora_is_the_one_that_peft_makes_of_it(tiny_model: Tiny) -> None:
     config = LoraConfig(
         r=3, lora_alpha=5, lora_dropout=0.2, target_modules=["query", "value"], task_type="TOKEN_CLS"
     )
@@ -40,12 +39,8 @@ def test_a_lora_is_the_one_that_peft_makes_of_it(tiny_model: Callable[..., Model
 
 def test_bottleneck_and_prefix_are_sections_too() -> None:
     bottleneck = BottleneckConfig(width=4, activation="relu", target_modules=["output.dense"])
-    assert section_of(bottleneck) == {
-        "kind": "bottleneck",
-        "width": 4,
-        "activation": "relu",
-        "targets": ["output.dense"],
-    }
+    section = {"kind": "bottleneck", "width": 4, "activation": "relu", "targets": ["output.dense"]}
+    assert section_of(bottleneck) == section
     assert section_of(PrefixTuningConfig(num_virtual_tokens=7)) == {"kind": "prefix", "tokens": 7}
 
 
@@ -69,11 +64,7 @@ def test_what_is_not_done_here_is_refused_by_name_all_of_it_at_once() -> None:
     [
         (LoraConfig(), "wrong_form", ["target_modules=None", "LoraConfig"]),
         (LoraConfig(target_modules=r".*\.query"), "wrong_form", ["target_modules=", "query"]),
-        (
-            PrefixTuningConfig(num_virtual_tokens=3, prefix_projection=True),
-            "not_supported",
-            ["prefix_projection=True"],
-        ),
+        (PrefixTuningConfig(prefix_projection=True), "not_supported", ["prefix_projection=True"]),
         (IA3Config(), "wrong_type", ["not a IA3Config"]),
         ("lora", "wrong_type", ["not a str"]),
     ],

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import problems_of, refused
+from support import assert_same_tensors, problems_of, refused
 
 from fedstrata.adapters.attach import attach, merge, saved_adapter
 from fedstrata.core.errors import ConfigurationError
@@ -24,6 +24,7 @@ from fedstrata.models.state import Model
 from fedstrata.tasks.lm import LanguageModelling
 from fedstrata.tasks.windows import run_model
 
+IDS = torch.arange(4, 22).view(2, 9)
 LORA = LoraSettings(kind="lora", rank=2)
 WIDE = {"hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 
@@ -34,11 +35,9 @@ def loaded(folder: Path, quantization: str | None) -> Model:
 
 
 def logits(model: Model) -> torch.Tensor:
-    ids = torch.arange(4, 22).view(2, 9)
+    batch = {"input_ids": IDS, "attention_mask": torch.ones_like(IDS)}
     with torch.no_grad():
-        return run_model(
-            model.module.train(False), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        )
+        return run_model(model.module.train(False), batch)
 
 
 @pytest.fixture
@@ -70,10 +69,9 @@ def test_an_adapter_trains_over_weights_that_stay(folder: Path) -> None:
     names, frozen = model.layout.all, model.layout.frozen
     before, base = model.snapshot(names), model.fingerprint(frozen)
     model.train_only(names)
-    ids = torch.arange(4, 22).view(2, 9)
     optimizer = torch.optim.AdamW(model.parameters(names), lr=1e-2)
     for _ in range(2):
-        model.module(input_ids=ids, labels=ids).loss.backward()
+        model.module(input_ids=IDS, labels=IDS).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     after = model.snapshot(names)
@@ -81,16 +79,14 @@ def test_an_adapter_trains_over_weights_that_stay(folder: Path) -> None:
     assert model.fingerprint(frozen) == base
     model.train_only(())
     model.restore()
-    assert all(torch.equal(value, before[name]) for name, value in model.snapshot(names).items())
+    assert_same_tensors(model.snapshot(names), before)
 
 
 def test_what_is_saved_can_be_merged_into_whole_weights(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     model = attach(loaded(folder, "nf4"), LORA, kind="causal-lm", seed=Seed(1))
-    values = {
-        name: 0.1 * torch.randn(value.shape) for name, value in model.snapshot(model.layout.all).items()
-    }
-    model.load(values)
+    before = model.snapshot(model.layout.all)
+    model.load({name: 0.1 * torch.randn(value.shape) for name, value in before.items()})
     model.save(tmp_path / "adapter")
     whole = attach(loaded(folder, None), LORA, kind="causal-lm", seed=Seed(2))
     whole.load(saved_adapter(whole, tmp_path / "adapter"))
@@ -142,10 +138,6 @@ def test_a_new_head_with_a_bias_is_not_quantized() -> None:
     pytest.importorskip("bitsandbytes")
     settings = ModelSettings(name="mini", quantization="nf4")
     model = load(settings, kind="token-classification", seed=Seed(0), labels=("O", "B-x", "I-x"))
-    ids = torch.arange(4, 22).view(2, 9)
-    with torch.no_grad():
-        found = run_model(
-            model.module.train(False), {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        )
+    found = logits(model)
     assert found.shape == (2, 9, 3)
     assert torch.isfinite(found).all()

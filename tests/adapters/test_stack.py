@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import assert_same_tensors
+from tiny_models import Tiny
 from transformers import AutoModelForTokenClassification
 
 from fedstrata.adapters.attach import attach, plain_tensors
@@ -49,7 +50,7 @@ def test_the_product_of_stacks_is_the_weighted_sum_of_the_products(
 
 
 @pytest.fixture
-def adapted(tiny_model: Callable[..., Model]) -> Callable[..., Model]:
+def adapted(tiny_model: Tiny) -> Tiny:
     """Makes a tiny model of a family with a LoRA whose values are all random."""
 
     def make(family: str, kind: str = "token-classification") -> Model:
@@ -67,7 +68,7 @@ def adapted(tiny_model: Callable[..., Model]) -> Callable[..., Model]:
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "bert", "distilbert", "gpt_neox", "deberta-v2"])
-def test_a_weight_with_its_product_is_what_peft_merges(adapted: Callable[..., Model], family: str) -> None:
+def test_a_weight_with_its_product_is_what_peft_merges(adapted: Tiny, family: str) -> None:
     model = adapted(family)
     layers = adapted_layers(model.module)
     values = dict(model.module.named_parameters())
@@ -81,12 +82,12 @@ def test_a_weight_with_its_product_is_what_peft_merges(adapted: Callable[..., Mo
 
 @pytest.mark.parametrize("family", ["llama-tied", "gpt2", "bert", "distilbert"])
 def test_a_model_is_saved_without_its_adapter_as_what_it_computes(
-    adapted: Callable[..., Model], family: str, tmp_path
+    adapted: Tiny, family: str, tmp_path
 ) -> None:
     model = adapted(family)
     before = {name: value.clone() for name, value in model.module.named_parameters()}
     model.save(tmp_path / "plain", plain=plain_tensors(model))
-    assert all(torch.equal(value, before[name]) for name, value in model.module.named_parameters())
+    assert_same_tensors(dict(model.module.named_parameters()), before)
     assert not (tmp_path / "plain" / "adapter_config.json").exists()
     loaded, info = AutoModelForTokenClassification.from_pretrained(
         tmp_path / "plain", output_loading_info=True
@@ -98,7 +99,7 @@ def test_a_model_is_saved_without_its_adapter_as_what_it_computes(
         torch.testing.assert_close(loaded(**batch).logits, model.module(**batch).logits, rtol=1e-4, atol=1e-5)
 
 
-def test_a_fresh_adapter_changes_nothing_and_is_drawn_as_peft_draws_it(adapted: Callable[..., Model]) -> None:
+def test_a_fresh_adapter_changes_nothing_and_is_drawn_as_peft_draws_it(adapted: Tiny) -> None:
     model = adapted("llama")
     shapes = model.tensors([name for name in model.layout.all if is_lora(name)])
     one, same, other = (fresh(shapes, torch.Generator().manual_seed(seed)) for seed in (0, 0, 1))

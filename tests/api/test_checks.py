@@ -7,11 +7,9 @@ from typing import Any, Literal
 import pytest
 import torch
 from pydantic import Field
-from support import TINY_SETTINGS
+from support import OF_DOCUMENTS
 
 import fedstrata as fs
-
-SETTINGS = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("data.synthetic")}
 
 
 class Changing(fs.methods.FedAvg):
@@ -55,4 +53,4 @@ class Undeclared(fs.methods.FedAvg):
 )
 def test_what_is_wrong_with_a_method_is_found(method: Any, said: str) -> None:
     with pytest.raises(fs.testing.ContractError, match=said):
-        fs.testing.check_method(method, settings=SETTINGS | {"task.types": SETTINGS["data.types"]})
+        fs.testing.check_method(method, settings=OF_DOCUMENTS | {"task.types": OF_DOCUMENTS["data.types"]})

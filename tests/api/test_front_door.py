@@ -49,5 +49,5 @@ def test_type_checkers_see_the_names_that_are_found_at_run_time() -> None:
 
 
 def test_an_unknown_name_is_refused() -> None:
-    with pytest.raises(AttributeError, match="no attribute 'runn'"):
+    with pytest.raises(AttributeError):
         getattr(fs, "runn")  # noqa: B009 - as a user writes it, without the type checker

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scored import ASPIRIN, FOUND, GOLD, MILLIGRAMS, OTHER, PAIN, TEXT
 from support import Finished, RunTiny, refused
 
 import fedstrata as fs
@@ -18,22 +19,6 @@ from fedstrata.data.writers import write
 from fedstrata.metrics.relations import match_relations, triples_of
 from fedstrata.metrics.spans import match_spans, scores_of
 
-TEXT = "She has severe chest pain and takes aspirin, 81 mg."
-SEVERE, PAIN = fs.Span(8, 14, "severity"), fs.Span(15, 25, "problem")
-ASPIRIN, MILLIGRAMS = fs.Span(36, 43, "drug"), fs.Span(45, 50, "strength")
-GOLD = fs.Document(
-    "note",
-    TEXT,
-    (SEVERE, PAIN, ASPIRIN, MILLIGRAMS),
-    (fs.Relation(1, 0, "severity"), fs.Relation(2, 3, "strength")),
-)
-FOUND = fs.Document(
-    "note",
-    TEXT,
-    (SEVERE, replace(PAIN, start=21), replace(ASPIRIN, label="treatment"), MILLIGRAMS),
-    (fs.Relation(1, 0, "severity"), fs.Relation(2, 3, "dosage")),
-)
-OTHER = fs.Document("other", "No fever.", (fs.Span(3, 8, "problem"),))
 NAMES = ("problem", "test", "treatment", "drug")
 
 
@@ -62,8 +47,8 @@ def test_mentions_relations_types_and_errors() -> None:
     assert system["errors"][1] == {
         "category": "type confusion",
         "document": "note",
-        "gold": [{"pieces": [[36, 43]], "type": "drug"}],
-        "predicted": [{"pieces": [[36, 43]], "type": "treatment"}],
+        "gold": [{"pieces": [[43, 50]], "type": "drug"}],
+        "predicted": [{"pieces": [[43, 50]], "type": "treatment"}],
     }
     assert scored([OTHER], [OTHER])["systems"][0]["relations"] is None
 

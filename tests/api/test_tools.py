@@ -98,14 +98,6 @@ def test_scores_are_those_of_the_command_line(tmp_path: Path, call: Call) -> Non
     assert list(own.differences["delta"] <= 0) == [True] * len(own.differences)
 
 
-def test_wrong_options_are_called_by_their_arguments(tmp_path: Path) -> None:
-    with refused(fs.ConfigurationError, "no_effect", at="types", values=["with run"]):
-        fs.score([], [], types=["a"], run=tmp_path)
-    with pytest.raises(fs.ConfigurationError) as caught:
-        fs.synth(sites=0, notes=0)
-    assert problems_of(caught.value) == [("sites", "out_of_range"), ("notes", "out_of_range")]
-
-
 def test_notes_are_those_that_the_command_line_writes(tmp_path: Path, call: Call) -> None:
     sizes = ("--sites", "2", "--notes", "6", "--format", "jsonl")
     assert call("synth", "--out", tmp_path / "told", *sizes).status == 0

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from support import TINY_SETTINGS, RunTiny, problems_of, refused
+from support import OF_DOCUMENTS, RunTiny, problems_of, refused
 
 import fedstrata as fs
 from fedstrata.api.inputs import documents_of
@@ -119,6 +119,7 @@ def test_frames_may_have_numbers_for_names_and_arrays_in_cells() -> None:
         ({"task": fs.methods.FedAvg()}, "task", ["Task", "FedAvg"]),
         ({"adapter": fs.settings.ModelSettings()}, "adapter", ["LoraSettings", "ModelSettings"]),
         ({"rounds": fs.settings.SplitSettings()}, "rounds", ["plain value", "SplitSettings"]),
+        ({"method": fs.methods.FedProx}, "method", ["FedProx(...)"]),
         ({"settings": ["a=1"]}, "settings", ["list"]),
         ({"settings": {1: 2}}, "settings", ["dict"]),
     ],
@@ -175,6 +176,8 @@ def test_wrong_arguments_of_a_comparison(given: dict[str, Any], path: str, code:
         (lambda: fs.score(NOTES, NOTES, types="drug"), "types", "wrong_type"),
         (lambda: fs.score(NOTES, NOTES, level=95), "level", "out_of_range"),
         (lambda: fs.score(NOTES, NOTES, resamples=-1), "resamples", "out_of_range"),
+        (lambda: fs.score([], [], types=["a"], run="run"), "types", "no_effect"),
+        (lambda: fs.synth(sites=0), "sites", "out_of_range"),
         (lambda: fs.read("x", fs.Reader), "format", "wrong_type"),  # type: ignore[arg-type]
     ],
 )
@@ -185,24 +188,11 @@ def test_wrong_arguments_of_scores_and_readers(call: Callable[[], Any], path: st
     assert "Smith" not in str(caught.value)
 
 
-def test_what_a_message_calls_the_annotated_side() -> None:
-    with refused(fs.ConfigurationError, "missing", at="predicted", values=["gold", "'0'"]):
-        fs.score(NOTES, NOTES[1:])
-
-
-def tiny() -> dict[str, Any]:
-    """Arguments of a run of seconds on documents that are given."""
-    own = {name: value for name, value in TINY_SETTINGS.items() if not name.startswith("data.synthetic")}
-    return {"data": fs.synth(sites=2, notes=8), "method": "fedavg", "task": "ner", "rounds": 0} | {
-        "settings": own,
-        **QUIET,
-    }
-
-
 def test_a_run_is_found_after_it_or_the_working_folder_has_moved(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    result = fs.run(**tiny(), out="run", keep_documents=True)
+    given = {"data": fs.synth(sites=2, notes=8), "method": "fedavg", "task": "ner", "rounds": 0}
+    result = fs.run(**given, settings=OF_DOCUMENTS, out="run", keep_documents=True, **QUIET)
     (tmp_path / "below").mkdir()
     monkeypatch.chdir(tmp_path / "below")
     assert list(result.predict(["No fever."]).columns) == ["document", "start", "end", "label", "text"]

@@ -24,11 +24,8 @@ from fedstrata.core.settings.sweep import Sweep
 BASE = """name: tiny
 threads: 1
 data: {types: [problem, test, treatment, drug], synthetic: {sites: 2, notes: 16}}
-model:
-  init: random
-  tokenizer: mini
-  config: {model_type: llama, hidden_size: 32, intermediate_size: 64, num_hidden_layers: 2,
-           num_attention_heads: 4, num_key_value_heads: 2, tie_word_embeddings: true}
+model: {init: random, tokenizer: mini, config: {model_type: llama, hidden_size: 32, num_hidden_layers: 2,
+  num_attention_heads: 4}}
 task: {max_length: 64, stride: 8}
 training: {learning_rate: 0.005}
 federation: {rounds: 2}
@@ -164,12 +161,8 @@ def test_a_terminal_shows_every_run_and_a_failed_one_harms_no_other(tmp_path: Pa
     assert "| sound |" not in shown  # Markdown is for files
     assert shown.rstrip().endswith("table.csv, table.json")
 
-    text = (tmp_path / "out" / "table.md").read_text()
-    assert "| broken (failed: seed 0) | - |" in text
-    assert "training.learning_rate is 1e+38" in text
     sound, broken = json.loads((tmp_path / "out" / "table.json").read_text())["rows"]
-    assert sound["cells"][0]["finished"]
-    assert not broken["cells"][0]["finished"]
+    assert (sound["cells"][0]["finished"], broken["cells"][0]["finished"]) == (True, False)
     assert not broken["competes"]
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from support import TINY, Call
-from told import assert_told
 
 from fedstrata.core.settings.source import Source, read_source
 from fedstrata.methods import METHODS
@@ -128,23 +127,7 @@ def test_people_see_what_a_private_run_will_spend(call: Call, monkeypatch: pytes
 
 
 def test_pooled_training_travels_as_notes(call: Call, monkeypatch: pytest.MonkeyPatch, made: RunPlan) -> None:
-    pooled = replace(
-        made, travels=METHODS["centralized"].travels, communication=dict.fromkeys(made.communication)
-    )
+    nothing = dict.fromkeys(made.communication)
+    pooled = replace(made, travels=METHODS["centralized"].travels, communication=nothing)
     shown = printed(call, monkeypatch, pooled)
     assert re.search("^travels  every note", shown, re.MULTILINE)
-
-
-def test_every_problem_is_listed_at_once_and_nothing_is_left_behind(call: Call, tmp_path: Path) -> None:
-    wrong = ("training.epochs=0", "method={name: layer_skipping, top: 9}", "nonsense=1")
-    done = call("plan", *TINY, *wrong, "federation.metric=auc", "data.types=[gene]", "--seconds", "0")
-    assert done.status == 2
-    for code, path in (
-        ("out_of_range", "training.epochs"),
-        ("out_of_range", "method.top"),
-        ("unknown_key", "nonsense"),
-        ("unknown_name", "federation.metric"),
-        ("not_found", "data.types"),
-    ):
-        assert_told(done.err, code, at=path, origin="the command line")
-    assert not list(tmp_path.iterdir())

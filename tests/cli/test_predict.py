@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from scored import QUOTED
 from support import RunTiny
 from told import assert_refused
 from typer.testing import CliRunner
@@ -17,7 +18,6 @@ from fedstrata.core.errors import ConfigurationError
 from fedstrata.data.readers import read
 from fedstrata.data.writers import write
 
-QUOTED = "Zebrafinch"
 UNTRAINED = ("federation.rounds=1", "training.learning_rate=1e-9")
 
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from figures import draw_only
+from processes import Started, fedstrata, free_address, output_of
 from support import TINY, RunTiny
-
-PROGRAM = [sys.executable, "-m", "fedstrata"]
 
 
 @pytest.fixture(autouse=True)
@@ -32,10 +29,6 @@ def open_to_others(folder: Path) -> list[str]:
     ]
 
 
-def fedstrata(*arguments: str | Path, folder: Path) -> None:
-    subprocess.run([*PROGRAM, *map(str, arguments)], cwd=folder, check=True, capture_output=True)
-
-
 @pytest.mark.claim("security_review#private-folders")
 def test_a_run_leaves_nothing_that_others_may_read(
     run_tiny: RunTiny, monkeypatch: pytest.MonkeyPatch
@@ -49,37 +42,29 @@ def test_a_run_leaves_nothing_that_others_may_read(
 def test_a_run_closes_its_folder_and_none_above_it(tmp_path: Path) -> None:
     out = tmp_path / "study" / "run"
     out.mkdir(parents=True)
-    fedstrata("run", *TINY, "model.tokenizer={train: words}", "--out", out, folder=tmp_path)
+    output_of(fedstrata("run", *TINY, "model.tokenizer={train: words}", "--out", out, folder=tmp_path))
     assert {"checkpoints", "clients", "model", "documents.json", "record.jsonl"} <= {
         path.name for path in out.iterdir()
     }
     assert open_to_others(out) == []
     assert stat.S_IMODE(out.parent.stat().st_mode) == 0o755
     out.chmod(0o755)
-    fedstrata("run", "--resume", "--out", out, "federation.rounds=3", folder=tmp_path)
+    output_of(fedstrata("run", "--resume", "--out", out, "federation.rounds=3", folder=tmp_path))
     assert open_to_others(out) == []
 
 
 @pytest.mark.slow
 @pytest.mark.claim("security_review#private-folders")
-def test_a_served_run_and_its_sites_leave_nothing_that_others_may_read(tmp_path: Path) -> None:
-    sites = ("site-1", "site-2")
-    guests = ["--insecure", "--clients", ",".join(sites), "--listen", "127.0.0.1:0"]
-    command = [*PROGRAM, "serve", *TINY, *guests, "--out", str(tmp_path / "run")]
-    data = [item for item in TINY if item.startswith("data.")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        try:
-            assert server.stdout is not None
-            waiting = next(line for line in server.stdout if "waiting on " in line)
-            address = waiting.split("waiting on ")[1].split()[0]
-            join = [*PROGRAM, "join", *data, "--insecure", "--server", address]
-            joins = [
-                subprocess.Popen([*join, "--client", site, "--home", str(tmp_path / site)]) for site in sites
-            ]
-            server.stdout.read()
-            assert [process.wait() for process in (server, *joins)] == [0, 0, 0]
-        finally:
-            server.kill()
+def test_a_served_run_and_its_sites_leave_nothing_that_others_may_read(
+    tmp_path: Path, started: Started
+) -> None:
+    sites, address = ("site-1", "site-2"), free_address()
+    guests = ["--insecure", "--clients", ",".join(sites), "--listen", address]
+    started.append(fedstrata("serve", *TINY, *guests, "--out", tmp_path / "run"))
+    join = ["join", *[item for item in TINY if item.startswith("data.")], "--insecure", "--server", address]
+    started.extend(fedstrata(*join, "--client", site, "--home", tmp_path / site) for site in sites)
+    for process in started:
+        output_of(process)
     for folder in ("run", *sites):
         assert open_to_others(tmp_path / folder) == []
 
@@ -89,9 +74,9 @@ def test_a_served_run_and_its_sites_leave_nothing_that_others_may_read(tmp_path:
 def test_a_comparison_and_predictions_leave_nothing_that_others_may_read(tmp_path: Path) -> None:
     rows = "{one: {method: {name: fedavg}}, two: {method: {name: fedprox}}}"
     (tmp_path / "study.yaml").write_text(f"sweep: {{seeds: [0], rows: {rows}}}\n")
-    fedstrata("compare", "study.yaml", *TINY, "--out", "study", folder=tmp_path)
+    output_of(fedstrata("compare", "study.yaml", *TINY, "--out", "study", folder=tmp_path))
     assert open_to_others(tmp_path / "study") == []
     (tmp_path / "note.txt").write_text("Blood pressure remains high.")
     run = next(path.parent for path in (tmp_path / "study").rglob("summary.json"))
-    fedstrata("predict", run, "note.txt", "--out", "found", folder=tmp_path)
+    output_of(fedstrata("predict", run, "note.txt", "--out", "found", folder=tmp_path))
     assert open_to_others(tmp_path / "found") == []

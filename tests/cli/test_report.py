@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 from figures import draw_only
 from support import Call, RunTiny
-from told import assert_told
 
 
 def test_one_run_gets_its_report_and_several_a_comparison(
@@ -21,10 +20,3 @@ def test_one_run_gets_its_report_and_several_a_comparison(
     assert "of 2 runs" in (tmp_path / "report.html").read_text()
     assert call("report", one, "--out", tmp_path / "elsewhere.html").status == 0
     assert (tmp_path / "elsewhere.html").read_bytes() == (one / "report.html").read_bytes()
-
-
-def test_a_folder_without_a_run_is_named(call: Call, tmp_path: Path) -> None:
-    done = call("report", tmp_path)
-    assert done.status == 2
-    assert_told(done.err, "not_found", values=[tmp_path, "config.yaml"])
-    assert not (tmp_path / "report.html").exists()

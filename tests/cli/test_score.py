@@ -10,33 +10,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
+from scored import FOUND, GOLD, OTHER, QUOTED, SEVERE
 from support import RunTiny
 from told import assert_refused
 from typer.testing import CliRunner
 
 from fedstrata.cli.main import app
-from fedstrata.core.documents import Document, Relation, Span
+from fedstrata.core.documents import Document
 from fedstrata.core.errors import ConfigurationError, DataError
 from fedstrata.data.synthetic import generate
 from fedstrata.data.writers import write
-
-QUOTED = "Zebrafinch"
-TEXT = f"{QUOTED} has severe chest pain and takes aspirin, 81 mg."
-SEVERE, PAIN = Span(15, 21, "severity"), Span(22, 32, "problem")
-ASPIRIN, MILLIGRAMS = Span(43, 50, "drug"), Span(52, 57, "strength")
-GOLD = Document(
-    "note",
-    TEXT,
-    (SEVERE, PAIN, ASPIRIN, MILLIGRAMS),
-    (Relation(1, 0, "severity"), Relation(2, 3, "strength")),
-)
-FOUND = Document(
-    "note",
-    TEXT,
-    (SEVERE, replace(PAIN, start=28), replace(ASPIRIN, label="treatment"), MILLIGRAMS),
-    (Relation(1, 0, "severity"), Relation(2, 3, "dosage")),
-)
-OTHER = Document("other", "No fever.", (Span(3, 8, "problem"),))
 
 
 def score(*arguments: object) -> Result:
@@ -81,34 +64,22 @@ def test_what_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "options", "path", "code", "values"),
+    ("options", "path", "code", "values"),
     [
-        ([FOUND], (), "PRED", "missing", ["GOLD", "'other'"]),
-        (
-            [FOUND, replace(OTHER, text="No high fever.")],
-            (),
-            "PRED",
-            "conflict",
-            ["'other'", "GOLD", "character 3", "9 and 14"],
-        ),
-        ([FOUND, OTHER], ("--format", "word"), "--format", "unknown_name", ["text, i2b2"]),
-        ([FOUND, OTHER], ("--pred-format", "word"), "--pred-format", "unknown_name", ["text, i2b2"]),
-        ([FOUND, OTHER], ("--gold-format", "i2b2"), "gold", "not_annotated", ["*.con"]),
-        ([FOUND, OTHER], ("--types", "fever"), "--types", "not_found", ["'fever'"]),
-        ([FOUND, OTHER], ("--types", "[[drug]]"), "--types", "wrong_type", []),
-        ([FOUND, OTHER], ("--types", "{drug: problem, problem: test}"), "--types", "conflict", ["'problem'"]),
-        ([FOUND, OTHER], ("--types", "{drug"), "--types", "not_yaml", []),
+        ((), "PRED", "missing", ["GOLD", "'other'"]),
+        (("--format", "word"), "--format", "unknown_name", ["text, i2b2"]),
+        (("--pred-format", "word"), "--pred-format", "unknown_name", ["text, i2b2"]),
+        (("--gold-format", "i2b2"), "gold", "not_annotated", ["*.con"]),
+        (("--types", "fever"), "--types", "not_found", ["'fever'"]),
+        (("--types", "[[drug]]"), "--types", "wrong_type", []),
+        (("--types", "{drug: problem, problem: test}"), "--types", "conflict", ["'problem'"]),
+        (("--types", "{drug"), "--types", "not_yaml", []),
     ],
 )
 def test_bad_input_is_one_message(
-    tmp_path: Path,
-    found: Sequence[Document],
-    options: tuple[str, ...],
-    path: str,
-    code: str,
-    values: list[str],
+    tmp_path: Path, options: tuple[str, ...], path: str, code: str, values: list[str]
 ) -> None:
-    paths = sides(tmp_path, "brat", [GOLD, OTHER], found)
+    paths = sides(tmp_path, "brat", [GOLD, OTHER], [FOUND, *([OTHER] if options else [])])
     shown = score(*paths, *options)
     assert_refused(shown.exception, (ConfigurationError, DataError), code, at=path, values=values)
     assert isinstance(shown.exception, ConfigurationError | DataError)

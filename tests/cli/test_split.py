@@ -13,7 +13,7 @@ import pytest
 import torch
 import trustme
 from divided import texts_of
-from processes import fedstrata, free_address, read_until
+from processes import Started, fedstrata, free_address, output_of, read_until
 from support import TINY, RunTiny, assert_same_tensors, finished
 from told import assert_refused, assert_told
 from typer.testing import CliRunner
@@ -59,7 +59,7 @@ def credentials(folder: Path) -> dict[str, list[str]]:
     ],
 )
 def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_simulation(
-    tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]], method: str
+    tmp_path: Path, run_tiny: RunTiny, started: Started, method: str
 ) -> None:
     """Over TLS, with a server that is killed and goes on, and clients that would take more threads.
 
@@ -80,10 +80,9 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
     started[0].wait()
     again = fedstrata(*serve, "--resume")
     started.append(again)
-    assert again.wait() == 0, again.stderr.read() if again.stderr else ""
+    output_of(again)
     for client in started[1:3]:
-        said, complained = client.communicate()
-        assert client.returncode == 0, complained
+        said = output_of(client)
         assert "\nround 3: train\n" in said
         assert re.search(r"\n.*validation split\n.*test split\n", said)
     summary = json.loads((out / "summary.json").read_text())
@@ -96,18 +95,14 @@ def test_sites_that_say_nothing_but_their_documents_come_to_the_numbers_of_a_sim
     note.write_text("The patient denies chest pain.")
     predicted = fedstrata("predict", home, note, "--out", tmp_path / "found")
     started.append(predicted)
-    _, complained = predicted.communicate()
-    assert predicted.returncode == 0, complained
-    own, theirs = (
-        {hash_of(path) for path in folder.rglob("model/*.safetensors")} for folder in (home, simulated.folder)
-    )
-    assert own
-    assert own <= theirs
+    output_of(predicted)
+    kept = [{*map(hash_of, each.rglob("model/*.safetensors"))} for each in (home, simulated.folder)]
+    assert set() < kept[0] <= kept[1]
 
 
 @pytest.mark.slow
 def test_a_site_whose_policy_is_against_a_run_does_not_join_it_and_tells_its_own_people_why(
-    tmp_path: Path, started: list[subprocess.Popen[str]]
+    tmp_path: Path, started: Started
 ) -> None:
     """The server hears that it refuses, and does not wait for it any more."""
     (tmp_path / "run.yaml").write_text("name: run\n")
@@ -133,7 +128,7 @@ def test_a_site_whose_policy_is_against_a_run_does_not_join_it_and_tells_its_own
 
 @pytest.mark.slow
 def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
-    tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]]
+    tmp_path: Path, run_tiny: RunTiny, started: Started
 ) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("name: run\n")  # and not the demo's settings
@@ -150,11 +145,9 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
     server.wait()
     again = fedstrata(*serve, "--resume")
     started.append(again)
-    assert again.wait() == 0, again.stderr.read() if again.stderr else ""
+    output_of(again)
     for client in started[1:3]:
-        said, complained = client.communicate()
-        assert client.returncode == 0, complained
-        assert "has ended" in said
+        assert "has ended" in output_of(client)
     assert {(tmp_path / client).stat().st_mode & 0o777 for client in CLIENTS} == {0o700}
     summary = json.loads((out / "summary.json").read_text())
     served, simulated = finished(out, summary), run_tiny(*SITES, METHOD)
@@ -172,7 +165,7 @@ def test_a_server_that_is_killed_goes_on_with_the_clients_that_are_there(
 
 @pytest.mark.slow
 def test_texts_are_those_of_the_client_s_own_model(
-    tmp_path: Path, run_tiny: RunTiny, started: list[subprocess.Popen[str]]
+    tmp_path: Path, run_tiny: RunTiny, started: Started
 ) -> None:
     """Ends that clients keep, from where they keep them; a stranger is told what is wrong with its token."""
     file, out = tmp_path / "run.yaml", tmp_path / "out" / "answers.jsonl"
@@ -201,9 +194,7 @@ def test_texts_are_those_of_the_client_s_own_model(
     assert_told(complained, "wrong_token", values=["'site-2'"])
     assert complained.count("[wrong_token]") == 1
     assert not out.exists()
-    right = ask("site-1", "site-1")
-    _, complained = right.communicate()
-    assert right.returncode == 0, complained
+    output_of(ask("site-1", "site-1"))
     found = [json.loads(line) for line in out.read_text().splitlines()]
     model = open_result(run, client="site-1").model
     assert [each["text_pair"] for each in found] == texts_of(model, prompts, 12)

@@ -10,15 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny, refused
+from support import Finished, RunTiny, prepared
 
 from fedstrata.adapters.rank import is_first_factor, is_lora
 from fedstrata.aggregate.influence import shares
 from fedstrata.client.store import ClientStore
-from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.prepare import prepare
 from fedstrata.models.state import Model
 from fedstrata.wire import frame
 
@@ -29,7 +26,7 @@ PLUS = ("method={name: fedmedlora_plus}", LORA, *SERVER, "federation.rounds=1")
 
 
 def untrained(*overrides: str) -> Model:
-    return prepare(read_source(None, [*TINY, LORA, *overrides])).model
+    return prepared(LORA, *overrides).model
 
 
 @pytest.fixture
@@ -96,38 +93,24 @@ def test_no_site_has_more_than_the_cap(run_once: RunTiny) -> None:
     assert [own["weight"] for own in after.values()] == pytest.approx(list(expected))
 
 
-def test_a_cap_below_equal_shares_is_refused(run_tiny: RunTiny) -> None:
-    with refused(ConfigurationError, "out_of_range", at="method.cap", values=["1/3", "not 0.3"]):
-        run_tiny("method={name: fedmedlora_plus, cap: 0.3}", LORA, *SERVER)
-
-
-def test_without_documents_of_the_server_s_the_run_is_refused(run_tiny: RunTiny) -> None:
-    values = ["1 or more", "fedmedlora_plus"]
-    with refused(ConfigurationError, "out_of_range", at="data.split.server", values=values):
-        run_tiny("method={name: fedmedlora_plus}", LORA)
-
-
 def test_the_server_s_documents_are_nobody_else_s_and_the_same_for_every_method(run_once: RunTiny) -> None:
-    def prepared(*overrides: str) -> tuple[set[str], set[str]]:
-        experiment = prepare(read_source(None, [*TINY, *overrides]))
+    def divided(*overrides: str) -> tuple[set[str], set[str]]:
+        experiment = prepared(*overrides)
         known = {document.id for own in experiment.clients.values() for document in own.all}
         return known, {document.id for document in experiment.server}
 
-    known, server = prepared(*SERVER, LORA, "method={name: fedlora}")
-    assert (known, server) == prepared(*SERVER, "method={name: centralized}")
+    known, server = divided(*SERVER, LORA, "method={name: fedlora}")
+    assert (known, server) == divided(*SERVER, "method={name: centralized}")
     assert len(server) == 2 and not known & server
     assert set(run_once(*PLUS).of("run")[0]["server_documents"]) == server
-    assert prepared(SERVER[1]) == (known | server, set())
+    assert divided(SERVER[1]) == (known | server, set())
 
 
 def test_no_text_of_the_server_s_documents_is_in_the_run_directory(run_once: RunTiny) -> None:
     run = run_once(*PLUS)
-    texts = [document.text for document in prepare(read_source(None, [*TINY, *SERVER])).server]
-    written = "".join(
-        path.read_text(errors="ignore")
-        for path in run.folder.rglob("*")
-        if path.suffix in (".jsonl", ".json", ".yaml", ".html")
-    )
+    texts = [document.text for document in prepared(*SERVER).server]
+    texts_of = (path for path in run.folder.rglob("*") if path.suffix in (".jsonl", ".json", ".yaml"))
+    written = "".join(path.read_text(errors="ignore") for path in texts_of)
     for text in texts:
         assert not [line for line in text.splitlines() if len(line) > 30 and line in written]
 
@@ -145,11 +128,6 @@ def test_the_printed_formulas_shrink_the_adapters_and_say_so(
     assert message.startswith(f"{method}: with method.literal")
     for name, tensor in plain.state.tensors.items():
         assert torch.equal(printed.state.tensors[name], tensor / 3 if is_lora(name) else tensor)
-
-
-def test_the_printed_formulas_are_a_mean_and_no_robust_rule(run_tiny: RunTiny) -> None:
-    with refused(ConfigurationError, "conflict", at="method", values=["literal", "median"]):
-        run_tiny("method={name: fedmedlora, literal: true, aggregation: median}", LORA)
 
 
 def test_influence_is_exported_under_numbers_and_not_names(run_once: RunTiny, tmp_path: Path) -> None:
@@ -188,9 +166,8 @@ def test_fedsa_lora_shares_a_and_keeps_b_and_the_head(
     kept = stores(run)
     for own in kept.values():
         assert {name for name in own if "modules_to_save" in name}
-        assert {name.replace(".lora_B.", ".lora_A.") for name in own if is_lora(name)} == set(
-            run.state.tensors
-        )
+        seconds = {name.replace(".lora_B.", ".lora_A.") for name in own if is_lora(name)}
+        assert seconds == set(run.state.tensors)
         assert all(bool(tensor.any()) for name, tensor in own.items() if ".lora_B." in name)
     names = list(kept["site-1"])
     assert any(not torch.equal(kept["site-1"][name], kept["site-2"][name]) for name in names)
@@ -212,10 +189,3 @@ def test_ffa_lora_never_moves_or_sends_a(run_tiny: RunTiny, travelling: dict[typ
         assert torch.equal(model.tensors([name])[name], saved.tensors([name])[name])
     assert {name.replace(".lora_B.", ".lora_A.") for name in run.state.tensors if is_lora(name)} == set(first)
     assert run.summary["trainable_parameters"] == sum(tensor.numel() for tensor in run.state.tensors.values())
-
-
-@pytest.mark.parametrize("name", ["fedmedlora", "fedmedlora_plus", "fedsa_lora", "ffa_lora"])
-def test_they_need_low_rank_adapters(run_tiny: RunTiny, name: str) -> None:
-    values = ["be lora", f"method {name}", "'bottleneck'"]
-    with refused(ConfigurationError, "conflict", at="adapter.kind", values=values):
-        run_tiny(f"method={{name: {name}}}", "adapter={kind: bottleneck}", *SERVER)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import TINY, RunTiny
+from support import RunTiny, prepared
 
 from fedstrata.client.store import ClientStore
-from fedstrata.core.settings.source import read_source
-from fedstrata.engine.prepare import prepare
 
 PREFIX = "adapter={kind: prefix, tokens: 3}"
 FEW = "data.synthetic.notes=6"
@@ -30,7 +28,7 @@ def test_the_blocks_with_the_largest_gradients_are_shared_and_the_others_stay(ru
 
 def test_a_prefix_fits_an_encoder_too() -> None:
     config = "model.config={model_type: bert, hidden_size: 32, num_hidden_layers: 2, num_attention_heads: 4}"
-    model = prepare(read_source(None, [*TINY, "method={name: fedpeptao}", PREFIX, config])).model
+    model = prepared("method={name: fedpeptao}", PREFIX, config).model
     assert [len(names) for names in model.layout.blocks] == [1, 1]
 
 
@@ -41,7 +39,7 @@ def test_the_first_step_is_the_mean_s_and_later_ones_remember_it(run_once: RunTi
     method = f"method={{name: fedpeptao, shared_blocks: 1.0, server_learning_rate: {rate}}}"
     one = run_once(method, *sgd, "federation.rounds=1")
     plain = run_once("method={name: fedavg}", *sgd, "federation.rounds=1")
-    model = prepare(read_source(None, [*TINY, "method={name: fedpeptao}", PREFIX])).model
+    model = prepared("method={name: fedpeptao}", PREFIX).model
     for name, start in model.snapshot(model.layout.all).items():
         step = plain.state.tensors[name] - start
         torch.testing.assert_close(one.state.tensors[name], start + rate * step, rtol=1e-4, atol=1e-6)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny, problems_of, refused
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, RobertaConfig
+from support import TINY, Finished, RunTiny, prepared, refused
+from tiny_models import Tiny
 
 from fedstrata.client.store import ClientStore
 from fedstrata.core.cohort import Mean
@@ -35,7 +35,7 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 @cache
 def tiny() -> Model:
-    return prepare(read_source(None, list(TINY))).model
+    return prepared().model
 
 
 @cache
@@ -52,20 +52,15 @@ def blocks_of(run: Finished) -> list[list[str]]:
     return [[name for name in run.state.tensors if f".layers.{block}." in name] for block in range(3)]
 
 
-def states(run: Finished) -> list[dict[str, Any]]:
-    return [event["state"] for event in run.of("round")]
-
-
 def test_blocks_that_are_not_merged_stay_as_they_were(run_once: RunTiny) -> None:
     run = run_once("method={name: fedtlu, portion: 0.34}", "federation.rounds=1", FEW)
-    (state,) = states(run)
+    (state,) = run.states
     blocks = blocks_of(run)
     (kept,) = state["merged_blocks"]
     assert kept == max(range(3), key=lambda index: state["block_scores"][index])
     for index, block in enumerate(blocks):
-        assert state["block_scores"][index] == pytest.approx(
-            sum(state["tensor_scores"][name] for name in block)
-        )
+        total = sum(state["tensor_scores"][name] for name in block)
+        assert state["block_scores"][index] == pytest.approx(total)
         assert (set(block) <= changed(run)) == (index == kept)
         assert set(block).isdisjoint(changed(run)) == (index != kept)
     outside = set(run.state.tensors).difference(*blocks)
@@ -78,10 +73,10 @@ def test_blocks_that_are_not_merged_stay_as_they_were(run_once: RunTiny) -> None
 def test_random_blocks_are_drawn_anew_each_round(run_once: RunTiny) -> None:
     settings = "method={name: fedtlu, update: random, portion: 0.34}"
     run = run_once(settings, "federation.rounds=6", "federation.evaluate_every=6")
-    drawn = [tuple(state["merged_blocks"]) for state in states(run)]
+    drawn = [tuple(state["merged_blocks"]) for state in run.states]
     assert {len(blocks) for blocks in drawn} == {1}
     assert len(set(drawn)) > 1
-    assert "block_scores" not in states(run)[0]
+    assert "block_scores" not in run.states[0]
 
 
 class Noise:
@@ -161,54 +156,35 @@ def test_the_worst_blocks_are_those_of_lowest_score() -> None:
 
 def test_a_score_of_nothing_is_refused() -> None:
     """An adapter is of matrices alone."""
-    model = prepare(read_source(None, [*TINY, "adapter={kind: lora, rank: 2}"])).model
-    with pytest.raises(ConfigurationError) as caught:
+    model = prepared("adapter={kind: lora, rank: 2}").model
+    with refused(ConfigurationError, "no_effect", at="method.scored"):
         FedTLU(scored="small").start(model)
-    assert problems_of(caught.value) == [("method.scored", "no_effect")]
-
-
-@pytest.mark.parametrize("update", ["random", "last", "full"])
-def test_scored_has_no_meaning_without_scores(update: str) -> None:
-    with pytest.raises(ValueError, match="scored"):
-        FedTLU(update=update, scored="matrices")
 
 
 def test_last_changes_what_follows_the_blocks(run_once: RunTiny) -> None:
     run = run_once("method={name: fedtlu, update: last}", "federation.rounds=1", FEW)
     assert changed(run) == {"model.norm.weight", "score.weight", "score.bias"}
-    assert states(run) == [{"merged_blocks": []}]
+    assert run.states == [{"merged_blocks": []}]
 
 
 @pytest.mark.parametrize(
-    ("config", "last"),
+    ("family", "last"),
     [
+        ("gpt2", {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.wte.weight"}),
         (
-            GPT2Config(vocab_size=50, n_embd=8, n_layer=2, n_head=2, n_positions=16),
-            {"transformer.ln_f.weight", "transformer.ln_f.bias", "transformer.wte.weight"},
-        ),
-        (
-            RobertaConfig(
-                vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
-                is_decoder=True, pad_token_id=0,
-            ),
+            "roberta",
             {
-                "roberta.embeddings.word_embeddings.weight", "lm_head.dense.weight", "lm_head.dense.bias",
-                "lm_head.layer_norm.weight", "lm_head.layer_norm.bias", "lm_head.bias",
+                *("roberta.embeddings.word_embeddings.weight", "lm_head.dense.weight", "lm_head.dense.bias"),
+                *("lm_head.layer_norm.weight", "lm_head.layer_norm.bias", "lm_head.bias"),
             },
         ),
-        (
-            LlamaConfig(
-                vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=2, num_attention_heads=2,
-                num_key_value_heads=2, tie_word_embeddings=False,
-            ),
-            {"model.norm.weight", "lm_head.weight"},
-        ),
+        ("llama", {"model.norm.weight", "lm_head.weight"}),
     ],
-    ids=["gpt2", "roberta", "llama"],
-)  # fmt: skip
-def test_last_is_the_head_of_a_language_model_tied_or_not(config: Any, last: set[str]) -> None:
-    model = Model(AutoModelForCausalLM.from_config(config), None, name="tiny")
-    state = FedTLU(update="last").start(model)
+)
+def test_last_is_the_head_of_a_language_model_tied_or_not(
+    tiny_model: Tiny, family: str, last: set[str]
+) -> None:
+    state = FedTLU(update="last").start(tiny_model(family, "causal-lm"))
     assert set(state.values["_last"]) == last
 
 
@@ -217,8 +193,8 @@ def test_the_portion_steps_down(run_once: RunTiny) -> None:
     run = run_once(
         f"method={{name: fedtlu, portion: {schedule}}}", "federation={rounds: 4, evaluate_every: 4}", FEW
     )
-    assert [state["portion"] for state in states(run)] == [1.0, 1.0, 0.67, 0.34]
-    assert [len(state["merged_blocks"]) for state in states(run)] == [3, 3, 2, 1]
+    assert [state["portion"] for state in run.states] == [1.0, 1.0, 0.67, 0.34]
+    assert [len(state["merged_blocks"]) for state in run.states] == [3, 3, 2, 1]
 
 
 def test_sketched_only_what_is_merged_goes_up_and_only_what_changed_comes_down(run_once: RunTiny) -> None:
@@ -274,37 +250,12 @@ def test_a_client_that_fails_between_the_exchanges_is_brought_up_to_date_later(
         patch.setattr(FedTLU, "upload", failing("upload"))
         run = run_tiny(SKETCHED, *common, out="sketched")
     assert [event["failed"] for event in run.of("round")] == [[], ["site-2"], [], []]
-    stores = {
-        site: ClientStore(run.folder / "clients" / site, 4).read().tensors for site in ("site-1", "site-2")
-    }
-    held = [name for name in stores["site-1"] if not name.startswith("change/")]
+    one, other = (
+        ClientStore(run.folder / "clients" / site, 4).read().tensors for site in ("site-1", "site-2")
+    )
+    held = [name for name in one if not name.startswith("change/")]
     assert held
-    for name in held:
-        assert torch.equal(stores["site-1"][name], stores["site-2"][name])
-
-
-@pytest.mark.parametrize(
-    ("settings", "path", "code", "values"),
-    [
-        (
-            "update: random, selection: sketched", "method", "no_effect",
-            ["selection sketched", "update random"],
-        ),
-        ("update: full, portion: 0.5", "method", "no_effect", ["portion", "update full"]),
-        ("width: 64", "method", "no_effect", ["width"]),
-        ("portion: 0.0", "method.portion", "out_of_range", []),
-        ("proximal: decoupled", "method", "no_effect", ["proximal decoupled"]),
-        (
-            "selection: sketched, aggregation: median", "method", "conflict",
-            ["aggregation median", "sketched"],
-        ),
-    ],
-)  # fmt: skip
-def test_settings_without_a_meaning_are_refused(
-    settings: str, path: str, code: str, values: list[str]
-) -> None:
-    with refused(ConfigurationError, code, at=path, values=values):
-        prepare(read_source(None, [*TINY, f"method={{name: fedtlu, {settings}}}"]))
+    assert all(torch.equal(one[name], other[name]) for name in held)
 
 
 def test_last_is_refused_where_nothing_would_ever_be_merged() -> None:

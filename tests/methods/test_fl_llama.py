@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import TINY, Finished, RunTiny, assert_same_tensors, problems_of, refused
+from support import TINY, Finished, RunTiny, assert_same_tensors, prepared, refused
 
 from fedstrata.core.client import Client
 from fedstrata.core.cut import Cut
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import Source, read_source
+from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.prepare import Experiment, prepare, prepare_server
+from fedstrata.engine.prepare import prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.planning.plan import make_plan
 from fedstrata.record.history import read_history
@@ -52,7 +51,7 @@ def test_a_step_sends_four_tensors_and_little_else(run_once: RunTiny, wire: str,
 def test_splitnn_sends_its_lower_half_and_four_tensors_a_step(run_once: RunTiny) -> None:
     """The head, and with it the labels, at the client; all blocks above the cut at the server."""
     run = run_once(SPLITNN, *ALONE)
-    site = sites_of(prepare(read_source(None, [*TINY, SPLITNN, *ALONE])))[1][0]
+    site = sites_of(prepared(SPLITNN, *ALONE))[1][0]
     tokens = sum(len(window.input_ids) for window in site.encode())
     served = (".layers.1.", ".layers.2.")
     ends = {name: own for name, own in run.state.tensors.items() if not any(part in name for part in served)}
@@ -102,11 +101,9 @@ def test_noise_on_gradients_changes_what_the_middle_learns_and_not_what_goes_up(
     def run(noise: str, out: str) -> Finished:
         return run_tiny(f"method={{name: fl_llama, noise: {noise}}}", *LM, out=out)
 
-    without, none, some = (
-        run_once("method={name: fl_llama}", *LM),
-        run("{on: gradients, scale: 0}", "none"),
-        run("{on: gradients, scale: 1.0, relative: true}", "some"),
-    )
+    without = run_once("method={name: fl_llama}", *LM)
+    none = run("{on: gradients, scale: 0}", "none")
+    some = run("{on: gradients, scale: 1.0, relative: true}", "some")
     assert_same_tensors(without.state.tensors, none.state.tensors)
     assert some.of("round")[0]["loss"] == without.of("round")[0]["loss"], "one step: A and C saw no noise yet"
     differs = {
@@ -146,11 +143,8 @@ def test_a_client_lost_in_the_middle_of_a_step_holds_nobody_up(
         return back(self, client, *args)
 
     monkeypatch.setattr(Exchange, "gradients", failing)
-    run = run_tiny(
-        f"method={{name: fl_llama, mode: {mode}}}",
-        "federation={min_clients: 2, rounds: 1}",
-        "data.synthetic.notes=6",
-    )
+    few = ("federation={min_clients: 2, rounds: 1}", "data.synthetic.notes=6")
+    run = run_tiny(f"method={{name: fl_llama, mode: {mode}}}", *few)
     assert [event["client"] for event in run.of("client_failed")] == ["site-2"]
     assert {event["client"] for event in run.of("client")} == {"site-1", "site-3"}
     assert run.summary["metrics"]["global"]["f1"] >= 0.0
@@ -162,74 +156,12 @@ def test_a_client_lost_in_the_middle_of_a_step_holds_nobody_up(
 )
 def test_a_plan_says_what_training_will_send(run_tiny: RunTiny, tmp_path: Path, settings: str) -> None:
     adapter = f"adapter={LORA if 'full' in settings else 'null'}"
-    method = [
-        f"method={{name: fl_llama, {settings}}}",
-        adapter,
-        "federation.rounds=1",
-        "data.synthetic.notes=6",
-    ]
+    few = ("federation.rounds=1", "data.synthetic.notes=6")
+    method = [f"method={{name: fl_llama, {settings}}}", adapter, *few]
     planned = make_plan(read_source(None, [*TINY, *method]), folder=tmp_path, seconds=0.1)
     found = run_tiny(*method).summary["communication"]
     assert planned.communication["bytes_up"] == pytest.approx(found["bytes_up"], rel=0.03)
     assert planned.communication["bytes_down"] == pytest.approx(found["bytes_down"], rel=0.03)
-
-
-@pytest.mark.parametrize(
-    ("settings", "path", "code", "values"),
-    [
-        ("front: 2, back: 1", "method.front", "conflict", ["model's 3", "from the command line"]),
-        (
-            "cuts: {site-2: {front: 3, back: 0}}", "method.cuts.site-2.front", "conflict",
-            ["model's 3", "from the command line"],
-        ),
-        ("mode: client_batch, in_flight: 2", "method", "out_of_range", ["in_flight=2"]),
-        ("average_every: 3", "method", "no_effect", ["average_every=3"]),
-        ("mean: clients", "method", "no_effect", ["mean=clients", "mode sequential"]),
-        ("mode: hierarchical, turns: step", "method", "no_effect", ["turns=step", "mode hierarchical"]),
-        ("in_flight: 2", "method.in_flight", "no_effect", ["2", "training.accumulation 1"]),
-        (
-            "cuts: {sit-2: {front: 0, back: 1}}", "method.cuts.sit-2", "unknown_name",
-            ["'sit-2'", "site-1, site-2"],
-        ),
-        ("average_ends: 3", "method", "conflict", ["average_ends=3"]),
-        ("average_ends: hand_on, turns: step", "method", "conflict", ["average_ends=hand_on", "turns"]),
-        (
-            "average_ends: hand_on, mode: hierarchical", "method", "conflict",
-            ["average_ends=hand_on", "turns"],
-        ),
-        (
-            "average_ends: hand_on, cuts: {site-1: {front: 0, back: 0}}", "method", "conflict",
-            ["average_ends=hand_on", "cuts"],
-        ),
-        ("mode: client_batch, cuts: {site-1: {front: 0, back: 0}}", "method", "conflict", ["cuts", "mode"]),
-        ("noise: {scale: -1}", "method.noise.scale", "out_of_range", []),
-        (
-            "noise: {on: gradients, inference: true}", "method.noise", "no_effect",
-            ["inference=True", "on gradients"],
-        ),
-        ("full: [head]", "method.full.0", "unknown_name", ["'front', 'middle' or 'back'", "'head'"]),
-        ("full: [front]", "method.full", "no_effect", ["adapter.kind lora"]),
-        ("full: [front, middle, back]", "method", "no_effect", ["full", "adapter"]),
-        ("full: [front], cuts: {site-1: {front: 0, back: 0}}", "method", "conflict", ["full", "cuts"]),
-    ],
-)  # fmt: skip
-def test_what_cannot_be_is_refused(settings: str, path: str, code: str, values: list[str]) -> None:
-    with refused(ConfigurationError, code, at=path, values=values):
-        prepare(read_source(None, [*TINY, f"method={{name: fl_llama, {settings}}}"]))
-
-
-def test_a_cut_that_does_not_fit_is_told_with_its_line(tmp_path: Path) -> None:
-    file = tmp_path / "run.yaml"
-    file.write_text("method:\n  name: fl_llama\n  cuts:\n    site-2:\n      back: 0\n      front: 3\n")
-    values = ["from run.yaml, line 6"]
-    with refused(ConfigurationError, "conflict", at="method.cuts.site-2.front", values=values):
-        prepare(read_source(file, TINY))
-
-
-def test_a_simulation_scores_no_client_that_has_no_whole_model() -> None:
-    with refused(ConfigurationError, "no_effect", values=["fl_llama"]) as caught:
-        prepare(read_source(None, [*TINY, "method={name: fl_llama}", "federation.score_clients=true"]))
-    assert problems_of(caught.value) == [("federation.score_clients", "no_effect")]
 
 
 @pytest.mark.slow
@@ -248,7 +180,7 @@ def test_segments_that_train_in_full_learn_and_the_others_keep_their_weights(
     """The saved model is a plain one, since the folder of an adapter would not hold them."""
     method = f"method={{name: fl_llama, average_ends: {ends}, full: {full}}}"
     done = run_tiny(method, f"adapter={LORA}", "federation.rounds=1")
-    before = prepare(read_source(None, [*TINY])).model
+    before = prepared().model
     client = "site-1" if ends == "never" else None
     result = open_result(done.folder, client=client)
     metrics = done.summary["metrics"]
@@ -269,16 +201,3 @@ def test_bfloat16_and_quantized_weights_do_not_train_in_full() -> None:
     ):
         with refused(ConfigurationError, "conflict", at=path, values=[told]):
             prepare(read_source(None, [f"model={{name: mini, {setting}}}", f"adapter={LORA}", *task]))
-
-
-@pytest.mark.parametrize("side", [prepare, lambda source: prepare_server(source, ["site-1"])])
-def test_a_mean_over_clients_needs_steps_of_one_batch(side: Callable[[Source], Experiment]) -> None:
-    method = "method={name: fl_llama, mode: client_batch, mean: clients}"
-    values = ["'clients'", "training.accumulation 1", "4"]
-    with refused(ConfigurationError, "conflict", at="method.mean", values=values):
-        side(read_source(None, [*TINY, method, "training.accumulation=4"]))
-
-
-def test_devices_that_hold_the_whole_model_are_refused() -> None:
-    with refused(ConfigurationError, "conflict", at="devices", values=["fl_llama"]):
-        prepare(read_source(None, [*TINY, "method={name: fl_llama}", "devices={}"]))

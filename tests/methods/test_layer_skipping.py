@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 import torch
-from support import TINY, RunTiny, refused
+from support import RunTiny, prepared
 
-from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import read_source
-from fedstrata.engine.prepare import prepare
 from fedstrata.policies.freeze import smallest_top
 
 AUTO = "method={name: layer_skipping, top: auto}"
@@ -21,7 +17,7 @@ def test_the_probe_reports_the_norms_that_a_naive_loop_finds(run_once: RunTiny) 
     """One batch holds all examples of a client, so the order does not matter."""
     settings = (AUTO, "training.batch_size=1000", "federation.rounds=1", FEW)
     reported = run_once(*settings).state.values["block_gradient_norms"]
-    experiment = prepare(read_source(None, [*TINY, *settings]))
+    experiment = prepared(*settings)
     model, task = experiment.model, experiment.task
     model.module.requires_grad_(True)
     total, weights = torch.zeros(3), 0
@@ -57,20 +53,6 @@ def test_the_budget_bounds_what_is_sent(run_once: RunTiny) -> None:
     )
     assert finished.summary["communication"]["percent_of_full_model"] <= 20.0 + 1.0  # and names, in the frame
     assert finished.state.values["top"] < 3
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "code", "values"),
-    [
-        ("{name: layer_skipping, top: {budget: 0.0001}}", "method.top.budget", "out_of_range", ["0.0001"]),
-        ("{name: layer_skipping, top: deep}", "method.top", "wrong_type", ["'deep'"]),
-        ("{name: layer_skipping, top: {shares: 0.5}}", "method.top.shares", "unknown_key", ["'share'"]),
-        ("{name: fedper, personal_blocks: 4}", "method.personal_blocks", "out_of_range", ["most 3"]),
-    ],
-)
-def test_what_cannot_be_is_refused(method: str, path: str, code: str, values: list[str]) -> None:
-    with refused(ConfigurationError, code, at=path, values=values):
-        prepare(read_source(None, [*TINY, f"method={method}"]))
 
 
 def test_fedper_with_personal_blocks_sends_neither_them_nor_the_norm_above_them(run_tiny: RunTiny) -> None:

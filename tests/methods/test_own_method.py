@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from pathlib import Path
 from typing import ClassVar, Literal
 
 import pytest
 import torch
 from pydantic import Field
-from support import TINY, RunTiny, refused
+from support import TINY, RunTiny, prepared, refused
 
-import fedstrata
 from fedstrata.core.client import Client
 from fedstrata.core.errors import ConfigurationError, Problem
 from fedstrata.core.model import Layout
@@ -21,7 +17,6 @@ from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.base import NotNegative
 from fedstrata.core.settings.source import read_source
 from fedstrata.core.types import Plan, Update
-from fedstrata.engine.prepare import prepare
 from fedstrata.methods import METHODS
 from fedstrata.methods.averaging import Averaging
 from fedstrata.planning.plan import make_plan
@@ -70,39 +65,14 @@ def test_a_method_of_ones_own_is_planned_and_run(run_once: RunTiny) -> None:
     assert plan.travels == "the highest block, both ways"
     assert plan.trainable_parameters == run.summary["trainable_parameters"]
     assert plan.communication["bytes_up"] == pytest.approx(run.summary["communication"]["bytes_up"], rel=1e-3)
-    model = prepare(read_source(None, [*TINY, PULLED_TOP])).model
+    model = prepared(PULLED_TOP).model
     assert tuple(run.state.tensors) == model.layout.blocks[-1]
     before = model.tensors(model.layout.blocks[-1])
     assert not all(torch.equal(tensor, before[name]) for name, tensor in run.state.tensors.items())
 
 
-def test_it_is_averaged_by_a_rule_and_goes_on(run_tiny: RunTiny) -> None:
-    method = f"method={{name: '{NAMED}', aggregation: median}}"
-    few = "data.synthetic.notes=6"
-    whole = run_tiny(method, few, out="whole")
-    run_tiny(method, few, "federation.rounds=1", out="part")
-    resumed = run_tiny("federation.rounds=2", out="part", resume=True)
-    assert whole.state.values["aggregation"] == {"updates": 3, "not_finite": []}
-    for name, tensor in whole.state.tensors.items():
-        assert torch.equal(tensor, resumed.state.tensors[name])
-
-
 def test_its_settings_and_what_it_cannot_work_with_are_checked() -> None:
     with refused(ConfigurationError, "unknown_key", at="method.muu", values=["'mu'"]):
-        prepare(read_source(None, [*TINY, f"method={{name: '{NAMED}', muu: 1}}"]))
+        prepared(f"method={{name: '{NAMED}', muu: 1}}")
     with refused(ConfigurationError, "not_enough_data", at="federation.sample", values=["too few"]):
-        prepare(read_source(None, [*TINY, PULLED_TOP, "federation.sample=0.5"]))
-
-
-def test_no_file_outside_of_methods_names_one() -> None:
-    cards = {card.__module__ for card in METHODS.values()}
-    imported = re.compile(rf"\b(?:{'|'.join(map(re.escape, sorted(cards)))})\b")
-    source = Path(fedstrata.__file__).parent
-    named = [
-        str(path.relative_to(source))
-        for path in source.rglob("*.py")
-        if path.parent.name != "methods" and imported.search(path.read_text(encoding="utf-8"))
-    ]
-    assert "fedstrata.methods.fedavg" in cards
-    assert named == []
-    assert all(Path(str(sys.modules[card].__file__)).parent.name == "methods" for card in cards)
+        prepared(PULLED_TOP, "federation.sample=0.5")

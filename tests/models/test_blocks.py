@@ -6,16 +6,15 @@ import pytest
 import torch
 from peft import LoraConfig, PrefixTuningConfig, get_peft_model
 from support import refused
+from tiny_models import SettingsOf, Tiny
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.model import Layout
-from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models import blocks
 from fedstrata.models.blocks import block_count, block_modules, find_layout, positions_of
 from fedstrata.models.load import read_config
-from fedstrata.models.state import Model
 
 BERT_EMBEDDINGS = ("word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm")
 LLAMA = ("model.layers", ("model.embed_tokens",), ("model.norm",))
@@ -86,11 +85,11 @@ def assert_partition(model: nn.Module, layout: Layout) -> None:
     for index, block in enumerate(layout.blocks):
         assert block
         assert {layout.group_of(name) for name in block} == {f"block {index}"}
+    with pytest.raises(KeyError):
+        layout.group_of("nothing.like.this")
 
 
-def test_every_parameter_is_in_the_group_it_belongs_to(
-    tiny_model: Callable[..., Model], variant: tuple[str, str]
-) -> None:
+def test_every_parameter_is_in_the_group_it_belongs_to(tiny_model: Tiny, variant: tuple[str, str]) -> None:
     family, kind = variant
     model = tiny_model(family, kind).module
     layout = find_layout(model)
@@ -98,15 +97,18 @@ def test_every_parameter_is_in_the_group_it_belongs_to(
     assert_partition(model, layout)
     assert layout.blocks_path == path
     assert len(layout.blocks) == 2
+    assert block_modules(model, layout) is model.get_submodule(path)
     for index, block in enumerate(layout.blocks):
         assert set(block) == names_under(model, [f"{path}.{index}"])
     assert set(layout.final_norm) == names_under(model, final_norm)
+    assert {layout.group_of(name) for name in layout.final_norm} <= {"final norm"}
+    assert {layout.group_of(name) for name in layout.head} <= {"head"}
     assert set(layout.embedding) == names_under(model, embedding)
     assert bool(layout.head) != (kind == "causal-lm" and family in WHOLLY_TIED)
 
 
 def test_known_families_are_also_found_by_their_shape(
-    tiny_model: Callable[..., Model], variant: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+    tiny_model: Tiny, variant: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     family, kind = variant
     model = tiny_model(family, kind)
@@ -125,7 +127,7 @@ def test_a_norm_of_the_embeddings_is_no_final_norm() -> None:
     assert layout.group_of("model.decoder.layernorm_embedding.weight") == "embedding"
 
 
-def test_a_pooler_is_part_of_the_head(tiny_model: Callable[..., Model]) -> None:
+def test_a_pooler_is_part_of_the_head(tiny_model: Tiny) -> None:
     head = tiny_model("bert", "sequence-classification").layout.head
     assert head == (
         "bert.pooler.dense.weight",
@@ -135,35 +137,10 @@ def test_a_pooler_is_part_of_the_head(tiny_model: Callable[..., Model]) -> None:
     )
 
 
-@pytest.mark.parametrize("family", ["gpt2", "llama-tied", "xlm-roberta"])
-def test_a_tied_weight_appears_once_and_as_embedding(tiny_model: Callable[..., Model], family: str) -> None:
-    model = tiny_model(family, "causal-lm")
-    tied = model.module.get_output_embeddings().weight
-    assert tied is model.module.get_input_embeddings().weight
-    names = [name for name, parameter in model.module.named_parameters() if parameter is tied]
-    assert len(names) == 1
-    assert model.layout.group_of(names[0]) == "embedding"
-
-
-def test_group_of_names_the_part(tiny_model: Callable[..., Model]) -> None:
-    layout = tiny_model("llama").layout
-    assert layout.group_of("model.embed_tokens.weight") == "embedding"
-    assert layout.group_of("model.layers.1.mlp.up_proj.weight") == "block 1"
-    assert layout.group_of("model.norm.weight") == "final norm"
-    assert layout.group_of("score.weight") == "head"
-    with pytest.raises(KeyError):
-        layout.group_of("model.layers.2.mlp.up_proj.weight")
-
-
-def test_block_modules_are_the_live_blocks(tiny_model: Callable[..., Model]) -> None:
-    model = tiny_model("gpt2")
-    assert block_modules(model.module, model.layout) is model.module.transformer.h
-
-
 @pytest.mark.parametrize(
     ("family", "targets"), [("llama", ["q_proj", "up_proj"]), ("bert", ["query", "dense"])]
 )
-def test_layout_through_lora(tiny_model: Callable[..., Model], family: str, targets: list[str]) -> None:
+def test_layout_through_lora(tiny_model: Tiny, family: str, targets: list[str]) -> None:
     inner = tiny_model(family).module
     before = find_layout(inner)
     wrapped = get_peft_model(inner, LoraConfig(r=2, target_modules=targets, task_type="TOKEN_CLS"))
@@ -177,7 +154,7 @@ def test_layout_through_lora(tiny_model: Callable[..., Model], family: str, targ
     assert any("modules_to_save" in name for name in layout.head)
 
 
-def test_a_soft_prompt_counts_as_embedding(tiny_model: Callable[..., Model]) -> None:
+def test_a_soft_prompt_counts_as_embedding(tiny_model: Tiny) -> None:
     inner = tiny_model("llama", "causal-lm").module
     wrapped = get_peft_model(inner, PrefixTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3))
     layout = find_layout(wrapped)
@@ -187,7 +164,7 @@ def test_a_soft_prompt_counts_as_embedding(tiny_model: Callable[..., Model]) -> 
     assert {layout.group_of(name) for name in prompt} == {"embedding"}
 
 
-def test_a_parameter_shared_by_all_blocks_counts_as_embedding(tiny_model: Callable[..., Model]) -> None:
+def test_a_parameter_shared_by_all_blocks_counts_as_embedding(tiny_model: Tiny) -> None:
     model = tiny_model("opt", "causal-lm").module
     lower, upper = model.model.decoder.layers
     upper.fc1.weight = lower.fc1.weight
@@ -202,34 +179,35 @@ def built(model_type: str, **config: object) -> nn.Module:
         return AutoModelForSequenceClassification.from_config(made)
 
 
-def test_an_encoder_decoder_is_refused_with_what_was_found() -> None:
-    values = [
-        "num_hidden_layers = 3",
-        "transformer.encoder.block: 3 x T5Block",
-        "transformer.decoder.block: 3 x T5Block",
-    ]
-    with refused(ConfigurationError, "no_blocks", at="model.name", values=values):
-        find_layout(built("t5", d_model=32, d_kv=8, d_ff=32, num_heads=4, num_decoder_layers=3))
+@pytest.mark.parametrize(
+    ("make", "code", "values"),
+    [
+        (
+            lambda: built("t5", d_model=32, d_kv=8, d_ff=32, num_heads=4, num_decoder_layers=3),
+            "no_blocks",
+            ["num_hidden_layers = 3", "encoder.block: 3 x T5Block", "decoder.block: 3 x T5Block"],
+        ),
+        (
+            lambda: built("albert", hidden_size=32, embedding_size=16, num_attention_heads=4),
+            "no_blocks",
+            ["albert_layer_groups: 1 x AlbertLayerGroup"],
+        ),
+        (lambda: nn.Linear(2, 2), "not_supported", ["Linear"]),
+    ],
+    ids=["an encoder and a decoder", "one block for all", "no transformer"],
+)
+def test_what_has_no_single_stack_is_refused(
+    make: Callable[[], nn.Module], code: str, values: list[str]
+) -> None:
+    with refused(ConfigurationError, code, at="model.name", values=values):
+        find_layout(make())
 
 
-def test_albert_whose_blocks_are_one_is_refused() -> None:
-    values = ["albert_layer_groups: 1 x AlbertLayerGroup"]
-    with refused(ConfigurationError, "no_blocks", at="model.name", values=values):
-        find_layout(
-            built("albert", hidden_size=32, embedding_size=16, num_attention_heads=4, intermediate_size=32)
-        )
-
-
-def test_blocks_that_share_all_weights_are_refused(tiny_model: Callable[..., Model]) -> None:
+def test_blocks_that_share_all_weights_are_refused(tiny_model: Tiny) -> None:
     model = tiny_model("opt", "causal-lm").module
     model.model.decoder.layers[1] = model.model.decoder.layers[0]
     with refused(ConfigurationError, "not_supported", at="model.name", values=["OPTForCausalLM"]):
         find_layout(model)
-
-
-def test_a_module_without_a_transformer_is_refused() -> None:
-    with refused(ConfigurationError, "not_supported", at="model.name", values=["Linear"]):
-        find_layout(nn.Linear(2, 2))
 
 
 def test_block_count_needs_no_weights() -> None:
@@ -237,16 +215,9 @@ def test_block_count_needs_no_weights() -> None:
     assert block_count(AutoConfig.for_model("gemma3", text_config={"num_hidden_layers": 7})) == 7
 
 
-def test_layout_on_the_meta_device() -> None:
-    config = AutoConfig.for_model("llama", hidden_size=2048, num_hidden_layers=16, intermediate_size=8192)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    assert len(find_layout(model).blocks) == 16
-
-
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "distilbert", "gpt2"])
 def test_a_text_may_be_as_long_as_there_are_positions_and_no_longer(
-    family: str, tiny_model: Callable[..., Model], settings_of: Callable[..., ModelSettings]
+    family: str, tiny_model: Tiny, settings_of: SettingsOf
 ) -> None:
     """RoBERTa has 66 positions here, of which one is that of padding, as two are of 514 elsewhere."""
     module = tiny_model(family).module

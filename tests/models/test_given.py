@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,10 +10,11 @@ from typing import Any
 import own_models
 import pytest
 import torch
-from support import TINY, Finished, executed, refused
+from support import TINY, Finished, assert_same_tensors, executed, refused
+from tiny_models import LABELS, refuses
 from torch import Tensor, nn
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.core.settings.source import read_source
@@ -27,7 +25,6 @@ from fedstrata.models.state import Model
 from fedstrata.results.export import export
 from fedstrata.results.result import open_result
 
-LABELS = ("O", "B-problem", "I-problem")
 WITHOUT_MODEL = tuple(each for each in TINY if not each.startswith("model."))
 PLAIN = "model.name=own_models:plain"
 TOP = {"body.encoder.layers.2", "body.encoder.norm", "body.head.1"}
@@ -39,18 +36,9 @@ def run(folder: Path, *overrides: str, resume: bool = False) -> Finished:
     return executed(folder, [*begun, *overrides], resume=resume)
 
 
-def loaded(factory: Any, kind: str = "token-classification", **changes: Any) -> Model:
-    name = factory if isinstance(factory, str) else MODELS.name_of(factory)
-    labels = () if kind == "causal-lm" else LABELS
-    return load(ModelSettings(name=name, **changes), kind=kind, labels=labels, seed=Seed(0))
-
-
-def refusal(factory: Any, kind: str = "token-classification", **changes: Any) -> Problem:
-    with pytest.raises(ConfigurationError) as caught:
-        loaded(factory, kind, **changes)
-    (problem,) = caught.value.problems
-    assert "\n" not in problem.message
-    return problem
+def loaded(name: str, **changes: Any) -> Model:
+    settings = ModelSettings(name=name, **changes)
+    return load(settings, kind="token-classification", labels=LABELS, seed=Seed(0))
 
 
 @pytest.mark.slow
@@ -59,11 +47,9 @@ def test_a_module_of_ones_own_is_trained_saved_gone_on_with_and_opened(tmp_path:
     run(tmp_path / "part", PLAIN)
     resumed = run(tmp_path / "part", "federation.rounds=2", resume=True)
     assert {".".join(name.split(".")[: 4 if "layers" in name else 3]) for name in whole.state.tensors} == TOP
-    for name, tensor in whole.state.tensors.items():
-        assert torch.equal(tensor, resumed.state.tensors[name])
+    assert_same_tensors(whole.state.tensors, resumed.state.tensors)
     opened = open_result(whole.folder).model
-    now = opened.tensors(opened.layout.all)
-    assert all(torch.equal(now[name], tensor) for name, tensor in whole.state.tensors.items())
+    assert_same_tensors(opened.tensors(list(whole.state.tensors)), whole.state.tensors)
 
 
 def test_what_runs_after_the_blocks_is_the_head_wherever_it_is_registered() -> None:
@@ -88,33 +74,24 @@ def test_a_factory_is_drawn_from_the_seed_and_may_give_a_transformers_model() ->
         ({"name": "own_models:WIDTH"}, "model.name", "wrong_type", ["'own_models:WIDTH'", "(kind, labels)"]),
         ({"name": "own_models:tokenizer"}, "model.name", "failed", ["'own_models:tokenizer'", "TypeError"]),
         ({"name": "own_models:plain", "dtype": "bfloat16"}, "model.dtype", "no_effect", []),
+        ({"name": "own_models:plain", "weights": "/nowhere"}, "model.weights", "not_found", ["safetensors"]),
+        ({"name": "own_models:two_lists"}, "model.blocks", "missing", ["encoder.layers: 3 x Transformer"]),
         (
-            {"name": "own_models:plain", "weights": "/nowhere"}, "model.weights", "not_found",
-            ["model.safetensors"],
+            {"name": "own_models:two_lists", "blocks": "encoder"},
+            "model.blocks",
+            "unknown_name",
+            ["'encoder'"],
         ),
-        (
-            {"name": "own_models:two_lists"}, "model.blocks", "missing",
-            ["encoder.layers: 3 x TransformerEncoderLayer; exp"],
-        ),
-        (
-            {"name": "own_models:two_lists", "blocks": "encoder"}, "model.blocks", "unknown_name",
-            ["'encoder'", "torch.nn.ModuleList"],
-        ),
-        (
-            {"name": "own_models:plain", "blocks": "encoder.layers"}, "model.blocks", "no_effect",
-            ["encoder.layers"],
-        ),
+        ({"name": "own_models:plain", "blocks": "encoder.layers"}, "model.blocks", "no_effect", []),
         ({"name": "own_models:bert", "blocks": "bert.encoder.layer"}, "model.blocks", "no_effect", []),
         ({"name": "mini", "blocks": "encoder.layer"}, "model.blocks", "no_effect", []),
     ],
     ids=lambda value: str(value)[:40],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_one_problem(
     settings: dict[str, str], path: str, code: str, values: list[str]
 ) -> None:
-    problem = refusal(settings.pop("name"), **settings)
-    assert (problem.path, problem.code) == (path, code)
-    assert all(value in problem.message for value in values)
+    refuses(ModelSettings(**settings), code, *values, at=path)
 
 
 def changed(**parts: Any) -> Callable[[str, tuple[str, ...]], Any]:
@@ -145,42 +122,23 @@ def of_states(self: Any, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("factory", "kind", "path", "code", "said"),
+    ("factory", "path", "code", "said"),
     [
-        (
-            changed(forward=of_words), "token-classification", "model.name", "not_callable",
-            "no input_ids and no attention_mask",
-        ),
-        (changed(forward=of_states), "token-classification", "model.name", "wrong_shape", "(2, 3, 32)"),
-        (
-            changed(forward=of_blocks_backwards), "token-classification", "model.blocks", "not_supported",
-            "encoder.layers.2, encoder.layers.1, encoder.layers.0",
-        ),
-        (
-            changed(embed=lambda _: nn.Embedding(7, 32)), "token-classification", "model.name",
-            "not_callable", "IndexError",
-        ),
-        (changed(each=lambda _: "token"), "causal-lm", "model.name", "sees_ahead", ""),
-        (
-            changed(encoder=lambda module: nn.Sequential(*module.encoder.layers)), "token-classification",
-            "model.name", "no_blocks", "ModuleList",
-        ),
-        (
-            lambda kind, labels: own_models.plain(kind, labels)[0], "token-classification", "model.name",
-            "wrong_type", "(module, tokenizer)",
-        ),
-        (
-            lambda kind, labels: (nn.Linear(2, 2), object()), "token-classification", "model.name",
-            "no_offsets", "object",
-        ),
+        (changed(forward=of_words), "model.name", "not_callable", "no input_ids and no attention_mask"),
+        (changed(forward=of_states), "model.name", "wrong_shape", "(2, 3, 32)"),
+        (changed(forward=of_blocks_backwards), "model.blocks", "not_supported", "encoder.layers.2, encoder"),
+        (changed(embed=lambda _: nn.Embedding(7, 32)), "model.name", "not_callable", "IndexError"),
+        (changed(each=lambda _: "token"), "model.name", "sees_ahead", ""),
+        (changed(encoder=lambda own: nn.Sequential(*own.encoder.layers)), "model.name", "no_blocks", "List"),
+        (lambda *given: own_models.plain(*given)[0], "model.name", "wrong_type", "(module, tokenizer)"),
+        (lambda *given: (nn.Linear(2, 2), object()), "model.name", "no_offsets", "object"),
     ],
-)  # fmt: skip
+)
 def test_what_a_module_must_offer_is_checked_by_calling_it(
-    factory: Any, kind: str, path: str, code: str, said: str
+    factory: Any, path: str, code: str, said: str
 ) -> None:
-    problem = refusal(factory, kind)
-    assert (problem.path, problem.code) == (path, code)
-    assert said in problem.message
+    kind = "causal-lm" if code == "sees_ahead" else "token-classification"
+    refuses(ModelSettings(name=MODELS.name_of(factory)), code, said, at=path, kind=kind)
 
 
 @pytest.mark.parametrize(
@@ -206,28 +164,19 @@ def test_one_that_no_other_process_can_import_stays_in_this_one() -> None:
         prepare(read_source(None, [*WITHOUT_MODEL, f"model.name={name}", "workers=2"]))
 
 
-@pytest.mark.slow
-def test_an_installed_package_names_a_factory(tmp_path: Path) -> None:
+def test_an_installed_package_names_a_factory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     installed = tmp_path / "own_models-1.0.dist-info"
     installed.mkdir()
     (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: own-models\nVersion: 1.0\n")
     (installed / "entry_points.txt").write_text("[fedstrata.models]\ntagger = own_models:plain\n")
     (tmp_path / "tagger").mkdir()  # a folder of the same name
-    code = (
-        "from fedstrata.core.settings.source import read_source\n"
-        "from fedstrata.engine.prepare import prepare\n"
-        f"print(prepare(read_source(None, {[*WITHOUT_MODEL, 'model.name=tagger']})).model.layout.blocks_path)"
-    )
-    places = os.pathsep.join([str(tmp_path), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": places},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "body.encoder.layers"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    vars(MODELS).pop("installed", None)  # as in a process that has not looked for packages yet
+    try:
+        assert loaded("tagger").layout.blocks_path == "body.encoder.layers"
+    finally:
+        vars(MODELS).pop("installed", None)
 
 
 @pytest.mark.parametrize(
@@ -243,10 +192,9 @@ def test_the_code_of_an_exported_card_runs(
     monkeypatch.chdir(tmp_path / "out")
     names: dict[str, Any] = {}
     exec(code, names)  # noqa: S102 - the card's own code is what is tested
-    kept = names["module"] if adapter == "null" else names["model"]
-    learnt = {name.removeprefix("body."): tensor for name, tensor in done.state.tensors.items()}
-    now = dict(kept.named_parameters())
-    assert all(torch.equal(now[name], tensor) for name, tensor in learnt.items())
+    now = dict(names["module" if adapter == "null" else "model"].named_parameters())
+    for name, tensor in done.state.tensors.items():
+        assert torch.equal(now[name.removeprefix("body.")], tensor)
     assert "huggingface.co/own_models" not in card
 
 
@@ -254,9 +202,8 @@ def test_a_loaded_model_is_kept_and_is_what_the_section_names(tmp_path: Path) ->
     module, tokenizer = own_models.bert("token-classification", LABELS)
     section = keep_model(module, tokenizer, tmp_path / "inputs" / "model")
     again = load(ModelSettings(**section), kind="token-classification", labels=LABELS, seed=Seed(1))
-    before = dict(module.named_parameters())
     assert again.new_parameters == ()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in again.tensors(again.layout.all).items())
+    assert_same_tensors(again.tensors(again.layout.all), dict(module.named_parameters()))
 
 
 def test_a_module_is_kept_with_its_factory_and_never_pickled(tmp_path: Path) -> None:
@@ -266,8 +213,7 @@ def test_a_module_is_kept_with_its_factory_and_never_pickled(tmp_path: Path) -> 
     section = keep_model(module, tokenizer, tmp_path / "model", factory=own_models.plain)
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["model.safetensors"]
     again = loaded(section.pop("name"), **section)
-    before = dict(module.named_parameters(prefix="body"))
-    assert all(torch.equal(tensor, before[name]) for name, tensor in again.tensors(again.layout.all).items())
+    assert_same_tensors(again.tensors(again.layout.all), dict(module.named_parameters(prefix="body")))
     other = keep_model(nn.Linear(2, 2), tokenizer, tmp_path / "other", factory="own_models:plain")
-    problem = refusal("own_models:plain", weights=other["weights"])
-    assert (problem.path, problem.code) == ("model.weights", "wrong_weights")
+    settings = ModelSettings(name="own_models:plain", weights=other["weights"])
+    refuses(settings, "wrong_weights", at="model.weights")

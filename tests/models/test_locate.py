@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,70 +9,52 @@ from huggingface_hub import errors as hub_errors
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from support import refused
+from tiny_models import LABELS, Saved, refuses
 from transformers import AutoModelForTokenClassification
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.model import ModelSettings
 from fedstrata.models import locate as locate_module
 from fedstrata.models.load import load
 from fedstrata.models.locate import check_weights, locate
 
-LABELS = ("O", "B-problem", "I-problem")
 
-
-def test_a_missing_folder(refusal: Callable[..., Problem]) -> None:
+def test_what_is_no_folder(tmp_path: Path) -> None:
     for name in ("./nowhere", "/nowhere/at/all", "~/nowhere-at-all", "a/b/c", "../nowhere", ""):
-        problem = refusal(ModelSettings(name=name))
-        assert (problem.path, problem.code) == ("model.name", "wrong_form")
-        assert "package:DISTRIBUTION" in problem.message
-
-
-def test_a_file_in_place_of_a_folder(refusal: Callable[..., Problem], tmp_path: Path) -> None:
+        refuses(ModelSettings(name=name), "wrong_form", "package:DISTRIBUTION")
     (tmp_path / "model").write_text("x")
-    problem = refusal(ModelSettings(name=str(tmp_path / "model")))
-    assert (problem.path, problem.code) == ("model.name", "wrong_type")
+    refuses(ModelSettings(name=str(tmp_path / "model")), "wrong_type")
 
 
 @pytest.mark.claim("SECURITY#safetensors")
-def test_pickled_weights_are_refused_with_a_way_out(
-    refusal: Callable[..., Problem], saved: Callable[..., Path]
-) -> None:
+def test_pickled_weights_are_refused_with_a_way_out(saved: Saved) -> None:
     folder = saved()
+    settings = ModelSettings(name=str(folder))
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    problem = refusal(ModelSettings(name=str(folder)), kind="causal-lm")
-    assert (problem.path, problem.code) == ("model.name", "runs_code")
-    assert "only pytorch_model.bin" in problem.message
-    assert "AutoModelForCausalLM" in problem.message
-    assert "save_pretrained" in problem.message
+    values = ["only pytorch_model.bin", "AutoModelForCausalLM", "save_pretrained"]
+    refuses(settings, "runs_code", *values, kind="causal-lm")
     (folder / "pytorch_model.bin").unlink()
-    problem = refusal(ModelSettings(name=str(folder)), kind="causal-lm")
-    assert (problem.path, problem.code) == ("model.name", "not_found")
-    assert "no model.safetensors" in problem.message
+    refuses(settings, "not_found", "no model.safetensors", kind="causal-lm")
 
 
-def test_shards(refusal: Callable[..., Problem], saved: Callable[..., Path]) -> None:
+def test_shards(saved: Saved) -> None:
     folder = saved()
-    whole = load(ModelSettings(name=str(folder)), kind="causal-lm", seed=Seed(0))
+    settings = ModelSettings(name=str(folder))
+    whole = load(settings, kind="causal-lm", seed=Seed(0))
     (folder / "model.safetensors").unlink()
     whole.module.save_pretrained(folder, max_shard_size="20kB")
     assert len(list(folder.glob("model-*.safetensors"))) > 1
-    sharded = load(ModelSettings(name=str(folder)), kind="causal-lm", seed=Seed(0))
+    sharded = load(settings, kind="causal-lm", seed=Seed(0))
     assert all(map(torch.equal, whole.module.parameters(), sharded.module.parameters()))
     last = sorted(folder.glob("model-*.safetensors"))[-1]
     last.rename(folder / "elsewhere.safetensors")
-    problem = refusal(ModelSettings(name=str(folder)), "causal-lm")
-    assert (problem.path, problem.code) == ("model.name", "not_found")
-    assert f"model.safetensors.index.json names: {last.name}" in problem.message
     index = folder / "model.safetensors.index.json"
+    refuses(settings, "not_found", index.name, last.name, kind="causal-lm")
     index.write_text(json.dumps({"weight_map": {"x": "pytorch_model.bin"}}))
-    problem = refusal(ModelSettings(name=str(folder)), "causal-lm")
-    assert (problem.path, problem.code) == ("model.name", "runs_code")
-    assert "names pytorch_model.bin" in problem.message
+    refuses(settings, "runs_code", "pytorch_model.bin", kind="causal-lm")
     index.write_text("[]")
-    problem = refusal(ModelSettings(name=str(folder)), "causal-lm")
-    assert (problem.path, problem.code) == ("model.name", "unreadable")
-    assert "model.safetensors.index.json" in problem.message
+    refuses(settings, "unreadable", index.name, kind="causal-lm")
 
 
 @pytest.mark.parametrize(
@@ -87,29 +68,20 @@ def test_shards(refusal: Callable[..., Problem], saved: Callable[..., Path]) -> 
     ],
 )
 def test_what_the_hub_refuses_is_one_line(
-    refusal: Callable[..., Problem],
-    kind: type[Exception],
-    code: str,
-    value: str,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: type[Exception], code: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_args: object, **_options: object) -> str:
         raise kind.__new__(kind)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-    problem = refusal(ModelSettings(name="some-hospital/some-model", revision="v9"))
-    assert (problem.path, problem.code) == ("model.name", code)
-    assert problem.message.startswith("'some-hospital/some-model' ")
-    assert value in problem.message
+    settings = ModelSettings(name="some-hospital/some-model", revision="v9")
+    refuses(settings, code, "'some-hospital/some-model'", value)
 
 
-def test_without_a_network_a_hub_id_is_refused(
-    refusal: Callable[..., Problem], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_network_a_hub_id_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    problem = refusal(ModelSettings(name="some-hospital/some-model"))
-    assert (problem.path, problem.code) == ("model.name", "offline")
+    refuses(ModelSettings(name="some-hospital/some-model"), "offline")
 
 
 def test_only_configuration_tokenizer_and_safetensors_are_asked_for(
@@ -130,29 +102,17 @@ def test_only_configuration_tokenizer_and_safetensors_are_asked_for(
         "onnx/model.safetensors",
         "README.md",
     ]
-    asked: dict[bool, list[str]] = {}
+    asked: list[list[str]] = []
+
+    def answer(_name: str, *, revision: str | None, **patterns: list[str]) -> str:
+        assert revision == "v1"
+        asked.append(list(filter_repo_objects(repository, **patterns)))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", answer)
     for weights in (False, True):
-
-        def answer(
-            _name: str,
-            *,
-            revision: str | None,
-            allow_patterns: list[str],
-            ignore_patterns: list[str],
-            weights: bool = weights,
-        ) -> str:
-            assert revision == "v1"
-            asked[weights] = list(
-                filter_repo_objects(
-                    repository, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-                )
-            )
-            return str(tmp_path)
-
-        monkeypatch.setattr("huggingface_hub.snapshot_download", answer)
         assert locate("org/model", revision="v1", weights=weights) == tmp_path
-    assert asked[False] == repository[:6]
-    assert asked[True] == repository[:7]
+    assert asked == [repository[:6], repository[:7]]
 
 
 def test_mini_comes_before_a_folder_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +127,7 @@ def test_mini_comes_before_a_folder_of_that_name(tmp_path: Path, monkeypatch: py
     assert locate("./mini", weights=True) == Path("mini")
 
 
-def test_the_advice_to_convert_works(saved: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_advice_to_convert_works(saved: Saved, tmp_path: Path) -> None:
     folder = saved("bert", "token-classification")
     model = AutoModelForTokenClassification.from_pretrained(folder)
     torch.save(model.state_dict(), folder / "pytorch_model.bin")
@@ -202,16 +162,13 @@ class TestPackages:
     def test_the_folder_with_weights_is_found(self, distribution: Path) -> None:
         assert locate("package:carrier", weights=True) == distribution
 
-    def test_no_model_inside(self, refusal: Callable[..., Problem], distribution: Path) -> None:
+    def test_no_model_inside(self, distribution: Path) -> None:
         (distribution / "model.safetensors").unlink()
-        problem = refusal(ModelSettings(name="package:carrier"))
-        assert (problem.path, problem.code) == ("model.name", "not_found")
-        assert "found none" in problem.message
+        refuses(ModelSettings(name="package:carrier"), "not_found")
 
     @pytest.mark.parametrize("name", ["package:not-installed-anywhere", "package:"])
-    def test_not_installed(self, refusal: Callable[..., Problem], name: str) -> None:
-        problem = refusal(ModelSettings(name=name))
-        assert (problem.path, problem.code) == ("model.name", "not_installed")
+    def test_not_installed(self, name: str) -> None:
+        refuses(ModelSettings(name=name), "not_installed")
 
     def test_minilm(self) -> None:
         try:
@@ -222,8 +179,6 @@ class TestPackages:
         model = load(settings, kind="token-classification", labels=LABELS, seed=Seed(0))
         assert model.new_parameters == model.layout.head == ("classifier.weight", "classifier.bias")
         assert len(model.layout.blocks) == 6
-        assert model.layout.blocks_path == "bert.encoder.layer"
-        assert model.layout.final_norm == ()
         stored = load_file(folder / "model.safetensors")
         name = "encoder.layer.5.output.dense.weight"
         assert torch.equal(model.tensors([f"bert.{name}"])[f"bert.{name}"], stored[name])

@@ -14,10 +14,7 @@ from safetensors import safe_open
 from support import REPOSITORY, load_script
 from transformers import AutoConfig, AutoTokenizer
 
-from fedstrata.core.seeding import Seed
-from fedstrata.core.settings.model import ModelSettings
 from fedstrata.data.synthetic import generate
-from fedstrata.models.load import load
 
 FOLDER = files("fedstrata.models") / "mini"
 
@@ -28,14 +25,6 @@ def test_it_is_small_bf16_llama_with_8_blocks() -> None:
         assert {file.get_slice(name).get_dtype() for name in file.keys()} == {"BF16"}  # noqa: SIM118
     config = AutoConfig.from_pretrained(FOLDER)
     assert (config.model_type, config.num_hidden_layers, config.tie_word_embeddings) == ("llama", 8, True)
-
-
-def test_it_loads_as_a_tagger_with_only_the_head_new() -> None:
-    model = load(
-        ModelSettings(name="mini"), kind="token-classification", labels=("O", "B-x", "I-x"), seed=Seed(0)
-    )
-    assert set(model.new_parameters) == {"score.weight", "score.bias"}
-    assert len(model.layout.blocks) == 8
 
 
 TOKENIZER = cache(lambda: AutoTokenizer.from_pretrained(FOLDER))
@@ -51,16 +40,7 @@ def test_the_log_in_the_repository_is_that_of_this_model() -> None:
     lines = [
         json.loads(line) for line in (REPOSITORY / "scripts/pretrain_mini.log.jsonl").read_text().splitlines()
     ]
-    settings, facts, *steps, end = lines
-    options = vars(load_script("scripts/pretrain_mini.py").arguments(["--out", "x"]))
-    assert {name: options[name] for name in options.keys() & settings.keys()} == {
-        name: settings[name] for name in options.keys() & settings.keys()
-    }
-    assert facts["parameters"] == 3_738_816
-    assert steps[-1]["step"] == steps[-1]["steps"]
-    assert steps[-1]["held_out"] < 2.5 < steps[0]["held_out"]
-    digest = hashlib.sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest()
-    assert end["sha256"] == digest
+    assert lines[-1]["sha256"] == hashlib.sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest()
 
 
 @pytest.mark.slow

@@ -18,7 +18,6 @@ from stored_states import (
     LENGTHS,
     Regression,
     Text,
-    Tiny,
     assert_close,
     cache_in,
     client_of,
@@ -26,8 +25,8 @@ from stored_states import (
     texts,
     trained,
 )
-from support import fewer_examples
-from tiny_models import VARIANTS
+from support import assert_same_tensors, fewer_examples
+from tiny_models import VARIANTS, Tiny, variants
 from torch import Tensor, nn
 
 from fedstrata.core.seeding import Seed
@@ -69,11 +68,7 @@ def counting_runs_below(model: Model, cut: int) -> Iterator[list[str]]:
         handle.remove()
 
 
-@pytest.mark.parametrize(
-    "variant",
-    [pytest.param(one, id="-".join(one), marks=() if one in QUICK else pytest.mark.slow) for one in VARIANTS],
-    indirect=True,
-)
+@variants(QUICK)
 def test_training_from_stored_states_is_training(
     tiny_model: Tiny, variant: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -89,7 +84,7 @@ def test_training_from_stored_states_is_training(
     assert not called
     assert_close(first, plain)
     assert again[0] == first[0]
-    assert all(torch.equal(tensor, first[1][name]) for name, tensor in again[1].items())
+    assert_same_tensors(again[1], first[1])
 
 
 @pytest.mark.parametrize("family", ["llama", "bert", "deberta-v2", "bloom"])
@@ -153,7 +148,7 @@ def test_names_and_weights_stay_as_they_are_while_states_stand_in(tiny_model: Ti
     for block in block_modules(model.module, model.layout):
         assert "forward" not in vars(block)
         assert not block._forward_hooks
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.module.state_dict().items())
+    assert_same_tensors(model.module.state_dict(), before)
 
 
 @pytest.mark.parametrize(("dtype", "stored"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
@@ -292,30 +287,23 @@ def test_states_that_do_not_last_pay_only_with_several_epochs(tiny_model: Tiny, 
     assert len(told) == 2
 
 
-def test_without_room_the_blocks_run_and_the_reason_is_told(tiny_model: Tiny, tmp_path: Path) -> None:
-    model, told = tiny_model("llama"), []
-    names = train_top(model.layout, 1)
-    plain = trained(model, names, texts(), None)
-    found = trained(model, names, texts(), cache_in(tmp_path, told, refused="the disk is full"))
-    assert found[0] == plain[0]
-    assert all(torch.equal(tensor, plain[1][name]) for name, tensor in found[1].items())
-    assert told == [{"used": False, "reason": "the disk is full"}]
-    assert not (tmp_path / FILE).exists()
-
-
-def test_a_write_that_fails_leaves_nothing_and_the_blocks_run(
-    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("refused", ["the disk is full", None], ids=["no room", "a write that fails"])
+def test_where_states_cannot_be_kept_the_blocks_run_and_the_reason_is_told(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: str | None
 ) -> None:
-    """A full disk, as the operating system tells it."""
+    """A full disk, as a look at it tells it beforehand, or as the operating system does."""
 
     def full(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("os.fsync", full)
     model, told = tiny_model("llama"), []
-    plain = trained(model, train_top(model.layout, 1), texts(), None)
-    assert_close(trained(model, train_top(model.layout, 1), texts(), cache_in(tmp_path, told)), plain)
-    assert os.strerror(errno.ENOSPC) in told[0]["reason"]
+    names = train_top(model.layout, 1)
+    plain = trained(model, names, texts(), None)
+    assert_close(trained(model, names, texts(), cache_in(tmp_path, told, refused=refused)), plain)
+    (facts,) = told
+    assert not facts["used"]
+    assert (refused or os.strerror(errno.ENOSPC)) in facts["reason"]
     assert not list(tmp_path.iterdir())
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tiny_models import SettingsOf, Tiny
 from transformers import pipeline
 
 from fedstrata.core.seeding import Seed
@@ -41,9 +41,7 @@ def logits_of(model: Model, rows: list[list[int]]) -> torch.Tensor:
         for family in LAST_TOKEN + FIRST_TOKEN
     ],
 )
-def test_padding_changes_no_logit_whatever_the_text_holds(
-    family: str, tiny_model: Callable[..., Model]
-) -> None:
+def test_padding_changes_no_logit_whatever_the_text_holds(family: str, tiny_model: Tiny) -> None:
     model = tiny_model(family, KIND)
     rows = [
         [2, 5, 6, 7, 8, 9, 10, 11, 12],
@@ -59,9 +57,7 @@ def test_padding_changes_no_logit_whatever_the_text_holds(
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2", "opt"])
-def test_a_decoder_answers_at_its_last_token_that_does_not_pad(
-    family: str, tiny_model: Callable[..., Model]
-) -> None:
+def test_a_decoder_answers_at_its_last_token_that_does_not_pad(family: str, tiny_model: Tiny) -> None:
     module = tiny_model(family, KIND).module
     rows = [[2, 5, 6, 7, 8, 9], [2, 5, END, 7], [2, 5, 6, END]]
     batch = pad_ids([np.array(row) for row in rows], END)
@@ -74,26 +70,20 @@ def test_a_decoder_answers_at_its_last_token_that_does_not_pad(
 @pytest.mark.parametrize("family", ["llama", "bert", "gemma3"])
 @pytest.mark.parametrize("problem_type", ["single_label_classification", "multi_label_classification"])
 def test_a_saved_model_says_whether_its_labels_exclude_each_other(
-    family: str, problem_type: str, settings_of: Callable[..., ModelSettings], tmp_path: Path
+    family: str, problem_type: str, settings_of: SettingsOf, tmp_path: Path
 ) -> None:
     labels = ("401.9", "428.0", "584.9")
     arguments = {"kind": KIND, "labels": labels, "problem_type": problem_type}
     load(settings_of(family), **arguments, seed=Seed(0)).save(tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
     assert config["problem_type"] == problem_type
-    other = "single_label_classification"
-    again = load(
-        ModelSettings(name=str(tmp_path / "model")),
-        kind=KIND,
-        labels=labels,
-        problem_type=other,
-        seed=Seed(0),
-    )
+    arguments["problem_type"] = other = "single_label_classification"
+    again = load(ModelSettings(name=str(tmp_path / "model")), **arguments, seed=Seed(0))
     assert again.module.config.problem_type == other
 
 
 def test_the_pipeline_of_transformers_applies_what_a_saved_model_says(
-    settings_of: Callable[..., ModelSettings], tmp_path: Path
+    settings_of: SettingsOf, tmp_path: Path
 ) -> None:
     sums = {}
     for problem_type in ("single_label_classification", "multi_label_classification"):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
-from tiny_models import VARIANTS
+from tiny_models import VARIANTS, Tiny
 from torch import Tensor, nn
 
 from fedstrata.models.blocks import block_modules, transformers_model
@@ -17,7 +16,6 @@ from fedstrata.models.prefix import skippable_blocks
 from fedstrata.models.state import Model
 from fedstrata.tasks.windows import run_model
 
-Make = Callable[..., Model]
 QUICK = {"llama", "gpt2", "bert", "modernbert", "gemma3", "bloom"}
 """Families whose blocks give back the most unlike things."""
 CHECKPOINTED = {"llama", "bert"}
@@ -53,7 +51,7 @@ def logits(model: Model) -> Tensor:
     indirect=["variant"],
 )
 def test_a_block_that_is_left_out_runs_neither_forward_nor_backward(
-    tiny_model: Make, variant: tuple[str, str], checkpointing: bool
+    tiny_model: Tiny, variant: tuple[str, str], checkpointing: bool
 ) -> None:
     model = tiny_model(*variant)
     transformers = transformers_model(model.module)
@@ -85,7 +83,7 @@ def test_a_block_that_is_left_out_runs_neither_forward_nor_backward(
 @pytest.mark.parametrize(
     "family", ["llama", "gemma2", "gpt2", "gpt_neox", "bert", "distilbert", "modernbert"]
 )
-def test_what_is_left_is_the_model_without_that_block(tiny_model: Make, family: str) -> None:
+def test_what_is_left_is_the_model_without_that_block(tiny_model: Tiny, family: str) -> None:
     """The reference takes the block out of the list and puts nothing but an identity in its place."""
 
     class Identity(nn.Module):
@@ -107,7 +105,7 @@ def test_what_is_left_is_the_model_without_that_block(tiny_model: Make, family: 
         assert torch.equal(logits(model), shortened)
 
 
-def test_the_model_is_itself_again_afterwards(tiny_model: Make) -> None:
+def test_the_model_is_itself_again_afterwards(tiny_model: Tiny) -> None:
     model = tiny_model("deberta-v2")
     with torch.no_grad():
         before = logits(model)

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
-from support import refused
+from support import assert_same_tensors, refused
+from tiny_models import LABELS, Tiny
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
@@ -23,12 +22,6 @@ from fedstrata.models.state import Model
 
 def everything(model: Model) -> dict[str, Tensor]:
     return model.snapshot(model.layout.all)
-
-
-def assert_equal(one: dict[str, Tensor], other: dict[str, Tensor], but: Collection[str] = ()) -> None:
-    assert one.keys() == other.keys()
-    differing = {name for name in one if not torch.equal(one[name], other[name])}
-    assert differing == set(but)
 
 
 def train(model: Model, steps: int = 2, seed: int = 0) -> None:
@@ -51,9 +44,7 @@ def train(model: Model, steps: int = 2, seed: int = 0) -> None:
         ("deberta-v2", "token-classification", "float32"),
     ],
 )
-def test_one_backbone_serves_many_clients(
-    tiny_model: Callable[..., Model], family: str, kind: str, dtype: str
-) -> None:
+def test_one_backbone_serves_many_clients(tiny_model: Tiny, family: str, kind: str, dtype: str) -> None:
     model = tiny_model(family, kind, dtype=dtype)
     base = everything(model)
     top = [*model.layout.blocks[-1], *model.layout.final_norm, *model.layout.head]
@@ -62,26 +53,15 @@ def test_one_backbone_serves_many_clients(
         model.load(arriving)
         model.train_only(top)
         train(model, seed=client)
-        assert_equal(everything(model), {**base, **model.snapshot(top)})
+        assert_same_tensors(everything(model), {**base, **model.snapshot(top)})
         moved = [name for name in top if not torch.equal(model.tensors([name])[name], arriving[name])]
         assert set(moved) & set(model.layout.blocks[-1])
         model.restore()
-        assert_equal(everything(model), base)
+        assert_same_tensors(everything(model), base)
     assert set(model.remembered) == set(top)
 
 
-def test_training_again_without_asking_again_is_undone_too(tiny_model: Callable[..., Model]) -> None:
-    model = tiny_model("gpt2")
-    base = everything(model)
-    model.train_only(model.layout.head)
-    for client in range(2):
-        train(model, seed=client)
-        assert not torch.equal(model.module.classifier.weight, base["classifier.weight"])
-        model.restore()
-        assert_equal(everything(model), base)
-
-
-def test_only_what_is_touched_is_copied(tiny_model: Callable[..., Model]) -> None:
+def test_only_what_is_touched_is_copied(tiny_model: Tiny) -> None:
     model = tiny_model("llama")
     assert model.remembered == ()
     pointers = {name: tensor.data_ptr() for name, tensor in model.tensors(model.layout.all).items()}
@@ -98,21 +78,7 @@ def test_only_what_is_touched_is_copied(tiny_model: Callable[..., Model]) -> Non
     assert pointers == {name: tensor.data_ptr() for name, tensor in model.tensors(model.layout.all).items()}
 
 
-def test_keep(tiny_model: Callable[..., Model]) -> None:
-    model = tiny_model("bert")
-    base = everything(model)
-    block, head = model.layout.blocks[1], model.layout.head
-    model.train_only([*block, *head])
-    train(model)
-    model.train_only([])
-    trained = everything(model)
-    model.restore(keep=head)
-    assert_equal(everything(model), {**base, **{name: trained[name] for name in head}})
-    model.restore()
-    assert_equal(everything(model), base)
-
-
-def test_gradients_do_not_leak_from_client_to_client(tiny_model: Callable[..., Model]) -> None:
+def test_gradients_do_not_leak_from_client_to_client(tiny_model: Tiny) -> None:
     model = tiny_model("gpt2")
     model.train_only([*model.layout.blocks[0], *model.layout.head])
     train(model)
@@ -134,6 +100,7 @@ operations = st.lists(
     st.one_of(
         st.tuples(st.just("load"), subsets),
         st.tuples(st.just("train"), subsets.filter(bool)),
+        st.tuples(st.just("train again"), st.just(set[str]())),
         st.tuples(st.just("restore"), subsets),
     ),
     max_size=8,
@@ -163,15 +130,19 @@ def test_restore_brings_back_the_base_after_any_sequence(
             model.train_only(names)
             train(model, steps=1)
             expected |= model.snapshot(names)
+        elif operation == "train again":
+            if model.trainable:
+                train(model, steps=1)
+            expected |= model.snapshot(model.trainable)
         else:
             model.restore(keep=names)
             expected = {name: expected[name] if name in names else base[name] for name in base}
-        assert_equal(everything(model), expected)
+        assert_same_tensors(everything(model), expected)
     model.restore()
-    assert_equal(everything(model), base)
+    assert_same_tensors(everything(model), base)
 
 
-def test_views_share_memory_and_snapshots_do_not(tiny_model: Callable[..., Model]) -> None:
+def test_views_share_memory_and_snapshots_do_not(tiny_model: Tiny) -> None:
     model = tiny_model("gpt2")
     name = "classifier.weight"
     view, copy = model.tensors([name])[name], model.snapshot([name])[name]
@@ -182,7 +153,7 @@ def test_views_share_memory_and_snapshots_do_not(tiny_model: Callable[..., Model
     assert not copy.eq(1).any()
 
 
-def test_values_are_rounded_to_the_models_dtype(tiny_model: Callable[..., Model]) -> None:
+def test_values_are_rounded_to_the_models_dtype(tiny_model: Tiny) -> None:
     model = tiny_model("gpt2", dtype="bfloat16")
     mean = {name: value.float() * 1.001 for name, value in model.snapshot(model.layout.head).items()}
     model.load(mean)
@@ -190,7 +161,7 @@ def test_values_are_rounded_to_the_models_dtype(tiny_model: Callable[..., Model]
         assert torch.equal(value, mean[name].to(torch.bfloat16))
 
 
-def test_loading_is_all_or_nothing(tiny_model: Callable[..., Model]) -> None:
+def test_loading_is_all_or_nothing(tiny_model: Tiny) -> None:
     model = tiny_model("bert")
     base = everything(model)
     good = {"classifier.bias": torch.ones(3)}
@@ -200,11 +171,11 @@ def test_loading_is_all_or_nothing(tiny_model: Callable[..., Model]) -> None:
         model.load({**good, "classifier.wieght": torch.ones(3, 32)})
     with refused(FrameError, "wrong_type", values=["classifier.weight", "torch.int64", "torch.float32"]):
         model.load({**good, "classifier.weight": torch.ones(3, 32, dtype=torch.int64)})
-    assert_equal(everything(model), base)
+    assert_same_tensors(everything(model), base)
     assert model.remembered == ()
 
 
-def test_train_only(tiny_model: Callable[..., Model]) -> None:
+def test_train_only(tiny_model: Tiny) -> None:
     model = tiny_model("llama")
 
     def trainable() -> set[str]:
@@ -221,7 +192,7 @@ def test_train_only(tiny_model: Callable[..., Model]) -> None:
     assert trainable() == set(model.layout.head)
 
 
-def test_a_tied_weight_has_one_name(tiny_model: Callable[..., Model]) -> None:
+def test_a_tied_weight_has_one_name(tiny_model: Tiny) -> None:
     model = tiny_model("gpt2", "causal-lm")
     values = ["lm_head.weight", "transformer.wte.weight", "model mini"]
     with refused(FrameError, "tied", values=values):
@@ -233,7 +204,7 @@ def test_a_tied_weight_has_one_name(tiny_model: Callable[..., Model]) -> None:
     assert model.module.lm_head.weight is model.module.transformer.wte.weight
 
 
-def test_sizes(tiny_model: Callable[..., Model]) -> None:
+def test_sizes(tiny_model: Tiny) -> None:
     model = tiny_model("gpt2", "causal-lm", dtype="bfloat16")
     unique = {id(parameter): parameter.numel() for parameter in model.module.parameters()}
     assert model.parameter_count == sum(unique.values())
@@ -242,27 +213,10 @@ def test_sizes(tiny_model: Callable[..., Model]) -> None:
     assert model.device == torch.device("cpu")
 
 
-def test_a_peft_model_is_handled_like_any_other(tiny_model: Callable[..., Model], tmp_path: Path) -> None:
-    plain = tiny_model("llama", "causal-lm")
-    wrapped = get_peft_model(plain.module, LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"))
-    model = Model(wrapped, plain.tokenizer, name="adapted")
-    base = everything(model)
-    assert model.trainable == ()
-    assert model.is_causal
-    adapters = [name for name in model.layout.all if "lora_" in name]
-    model.train_only(adapters)
-    train(model)
-    assert set(model.remembered) == set(adapters)
-    model.restore()
-    assert_equal(everything(model), base)
-    model.save(tmp_path / "adapter")
-    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
-
-
 class TestSaving:
     """Saved folders load elsewhere, appear complete or not at all, and replace only models."""
 
-    def test_loads_with_transformers(self, tiny_model: Callable[..., Model], tmp_path: Path) -> None:
+    def test_loads_with_transformers(self, tiny_model: Tiny, tmp_path: Path) -> None:
         model = tiny_model("llama-tied", "causal-lm", dtype="bfloat16")
         folder = tmp_path / "deep" / "model"
         model.save(folder)
@@ -270,44 +224,30 @@ class TestSaving:
         assert again.dtype == torch.bfloat16
         assert again.config.use_cache is True
         assert model.module.config.use_cache is False
-        assert_equal({name: tensor.detach() for name, tensor in again.named_parameters()}, everything(model))
+        assert_same_tensors(dict(again.named_parameters()), everything(model))
         assert AutoTokenizer.from_pretrained(folder)("w1 w2").input_ids == model.tokenizer("w1 w2").input_ids
         assert [path.name for path in folder.parent.iterdir()] == ["model"]
         assert "lm_head.weight" not in load_file(folder / "model.safetensors")
 
-    def test_says_nothing_of_this_machine(self, tiny_model: Callable[..., Model], tmp_path: Path) -> None:
+    def test_says_nothing_of_this_machine(self, tiny_model: Tiny, tmp_path: Path) -> None:
         tiny_model("bert").save(tmp_path / "first")
-        model = load(
-            ModelSettings(name=str(tmp_path / "first")),
-            kind="token-classification",
-            labels=("O", "B-problem", "I-problem"),
-            seed=Seed(0),
-        )
+        settings = ModelSettings(name=str(tmp_path / "first"))
+        model = load(settings, kind="token-classification", labels=LABELS, seed=Seed(0))
         model.save(tmp_path / "second")
         for path in (tmp_path / "second").glob("*.json"):
             assert str(tmp_path) not in path.read_text()
         labels = json.loads((tmp_path / "second" / "config.json").read_text())["id2label"]
         assert labels == {"0": "O", "1": "B-problem", "2": "I-problem"}
 
-    def test_replaces_an_earlier_model(self, tiny_model: Callable[..., Model], tmp_path: Path) -> None:
-        folder = tmp_path / "model"
-        model = tiny_model("bert")
-        model.save(folder)
-        (folder / "left-over.txt").write_text("x")
-        model.load({"classifier.bias": torch.ones(3)})
-        model.save(folder)
-        assert not (folder / "left-over.txt").exists()
-        assert AutoModelForTokenClassification.from_pretrained(folder).classifier.bias.eq(1).all()
-
-    def test_leaves_other_folders_alone(self, tiny_model: Callable[..., Model], tmp_path: Path) -> None:
+    def test_leaves_other_folders_alone(self, tiny_model: Tiny, tmp_path: Path) -> None:
         (tmp_path / "notes").mkdir()
         (tmp_path / "notes" / "note.txt").write_text("x")
         with refused(FedstrataError, "exists", values=["notes"]):
             tiny_model("bert").save(tmp_path / "notes")
         assert [path.name for path in tmp_path.rglob("*")] == ["notes", "note.txt"]
 
-    def test_a_failure_leaves_the_earlier_model(
-        self, tiny_model: Callable[..., Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_an_earlier_model_is_replaced_by_a_whole_one_alone(
+        self, tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder = tmp_path / "model"
         model = tiny_model("bert")
@@ -318,14 +258,18 @@ class TestSaving:
         def full(_folder: Path) -> None:
             raise OSError("no space left on device")
 
-        monkeypatch.setattr(model.tokenizer, "save_pretrained", full)
-        with pytest.raises(OSError, match="no space"):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="no space"):
+            patch.setattr(model.tokenizer, "save_pretrained", full)
             model.save(folder)
         assert (folder / "model.safetensors").read_bytes() == before
+        (folder / "left-over.txt").write_text("x")
+        model.save(folder)
+        assert not (folder / "left-over.txt").exists()
+        assert AutoModelForTokenClassification.from_pretrained(folder).classifier.bias.eq(1).all()
         assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_fingerprint_is_that_of_the_values(tiny_model: Callable[..., Model]) -> None:
+def test_a_fingerprint_is_that_of_the_values(tiny_model: Tiny) -> None:
     model, same, other = tiny_model("bert"), tiny_model("bert"), tiny_model("bert", seed=1)
     names = model.layout.all
     base = model.fingerprint(names)
@@ -345,16 +289,3 @@ def test_a_fingerprint_is_that_of_the_values(tiny_model: Callable[..., Model]) -
     assert model.fingerprint(names) != base
     model.restore()
     assert model.fingerprint(names) == base
-
-
-def test_base_values_are_hashed_once(
-    tiny_model: Callable[..., Model], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedstrata.models import state
-
-    model, hashed, digest = tiny_model("llama"), [], state._digest
-    monkeypatch.setattr(state, "_digest", lambda tensor: hashed.append(tensor) or digest(tensor))
-    names = model.layout.all
-    for _ in range(3):
-        model.fingerprint(names)
-    assert len(hashed) == len(names)

@@ -132,9 +132,8 @@ def test_texts_are_split_as_before(kind: str) -> None:
     before, after, new = whole(kind), cut(kind), new_ids(kind)
     assert len(after) < 0.8 * len(before)
     texts = [*corpus()[:150], before.apply_chat_template([{"role": "user", "content": "x"}], tokenize=False)]
-    assert [[new.get(each) for each in row] for row in before(texts)["input_ids"]] == after(texts)[
-        "input_ids"
-    ]
+    expected = [[new.get(each) for each in row] for row in before(texts)["input_ids"]]
+    assert after(texts)["input_ids"] == expected
 
 
 @pytest.mark.parametrize("kind", BACKENDS)
@@ -161,17 +160,9 @@ def test_a_token_is_derived_as_it_is_built(kind: str) -> None:
             continue
         assert "".join(merges[-1]) == token
         other += merges[-1] != first[token]
-        own = Tokenizer.from_str(
-            json.dumps(
-                {
-                    **raw,
-                    "pre_tokenizer": None,
-                    "normalizer": None,
-                    "post_processor": None,
-                    "model": {**raw["model"], "merges": sorted(set(merges), key=ranks.__getitem__)},
-                }
-            )
-        )
+        alone = dict.fromkeys(("pre_tokenizer", "normalizer", "post_processor"))
+        model = {**raw["model"], "merges": sorted(set(merges), key=ranks.__getitem__)}
+        own = Tokenizer.from_str(json.dumps({**raw, **alone, "model": model}))
         assert own.encode(token).tokens == [token]
     assert (other > 20) == (kind == "characters"), "the test needs strings that several merges give"
 
@@ -180,10 +171,8 @@ def test_a_token_is_derived_as_it_is_built(kind: str) -> None:
 def test_markup_finds_words_without_their_blank(kind: str) -> None:
     """In no text a word stands right behind `">`, and in an answer it does."""
     before, after, new = whole(kind), cut(kind), new_ids(kind)
-    ids = before.backend_tokenizer.encode("patient", add_special_tokens=False).ids
-    assert after.backend_tokenizer.encode("patient", add_special_tokens=False).ids == [
-        new[each] for each in ids
-    ]
+    ids, found = (each.encode("patient", add_special_tokens=False) for each in (before, after))
+    assert found == [new[each] for each in ids]
 
 
 @pytest.mark.parametrize("kind", BACKENDS)

@@ -19,6 +19,9 @@ from fedstrata.record.history import (
     time_parts,
 )
 
+TIME = "2026-01-01T10:00:00.000+00:00"
+FAILED = {"event": "failed", "error": "TrainingError", "message": "m"}
+
 few_names = st.sampled_from(["", "a", "b", "site-1", "é/\n"])  # so that rounds have some in common
 exchanges = st.lists(
     st.dictionaries(few_names, st.tuples(st.integers(0, 9**9), st.integers(0, 9**9)), max_size=3), max_size=4
@@ -99,21 +102,15 @@ def test_the_times_of_clients_that_work_at_once_add_up_to_that_of_all(
     ("ending", "state"),
     [
         ([], "unfinished"),
-        ([{"event": "failed", "error": "TrainingError", "message": "m"}], "failed"),
+        ([FAILED], "failed"),
         ([{"event": "failed", "error": "KeyboardInterrupt", "message": None}], "interrupted"),
-        (
-            [
-                {"event": "failed", "error": "X", "message": None},
-                {"event": "resumed", "rounds": 9, "metric": "f1"},
-            ],
-            "unfinished",
-        ),
+        ([FAILED, {"event": "resumed", "rounds": 9, "metric": "f1"}], "unfinished"),
     ],
 )
 def test_a_run_without_an_end_has_a_state_and_a_summary_of_what_there_is(
     write_run: Any, events: Any, ending: list[dict[str, Any]], state: str
 ) -> None:
-    stamped = [{"time": "2026-01-01T10:00:00", **event} for event in ending]
+    stamped = [{"time": TIME, **event} for event in ending]
     history = read_history(write_run([*events(rounds=2, final=False), *stamped]))
     assert history.state == state
     assert history.final is None
@@ -124,18 +121,13 @@ def test_a_run_without_an_end_has_a_state_and_a_summary_of_what_there_is(
 
 
 def test_a_final_event_before_a_resumption_does_not_count(write_run: Any, events: Any) -> None:
-    resumed = {"event": "resumed", "time": "2026-01-01T10:00:00", "round": 3, "rounds": 5, "metric": "f1"}
+    resumed = {"event": "resumed", "time": TIME, "round": 3, "rounds": 5, "metric": "f1"}
     history = read_history(write_run([*events(rounds=3), resumed]))
     assert (history.state, history.final) == ("unfinished", None)
 
 
 def test_a_run_that_failed_before_it_began_has_no_summary(write_run: Any) -> None:
-    failed = {
-        "event": "failed",
-        "time": "2026-01-01T10:00:00.000+00:00",
-        "error": "MemoryError",
-        "message": None,
-    }
+    failed = {"event": "failed", "time": TIME, "error": "MemoryError", "message": None}
     history = read_history(write_run([failed]))
     assert (history.state, history.start, history.summary) == ("failed", None, None)
 
@@ -149,13 +141,7 @@ def test_a_folder_without_a_run_is_refused(write_run: Any, missing: str) -> None
 
 
 def test_who_fails_to_score_was_not_lost_to_the_round(write_run: Any, events: Any) -> None:
-    failed = {
-        "event": "client_failed",
-        "time": "2026-01-01T10:00:00.000+00:00",
-        "round": 1,
-        "client": "a",
-        "bytes_down": 0,
-    }
+    failed = {"event": "client_failed", "time": TIME, "round": 1, "client": "a", "bytes_down": 0}
     trained = {**failed, "error": "TrainingError", "message": "diverged"}
     scored = [
         {**failed, "client": client, "error": "LineError", "message": "m", "part": "test"} for client in "ab"
@@ -166,12 +152,7 @@ def test_who_fails_to_score_was_not_lost_to_the_round(write_run: Any, events: An
 
 def test_a_client_that_joined_later_is_among_the_clients(write_run: Any, events: Any) -> None:
     begun, *rest = events(rounds=2)
-    joined = {
-        "event": "client_joined",
-        "time": "2026-01-01T10:00:00.000+00:00",
-        "client": "z",
-        "documents": {"test": 1},
-    }
+    joined = {"event": "client_joined", "time": TIME, "client": "z", "documents": {"test": 1}}
     whole = start_of([begun, joined])  # of a model that is not divided
     assert whole is not None
     assert list(whole["clients"]) == [*begun["clients"], "z"]

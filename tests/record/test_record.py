@@ -53,14 +53,11 @@ def test_the_later_event_of_a_repeated_round_counts() -> None:
     assert [event["try"] for event in committed_rounds(events)] == [0, 2, 3]
 
 
-def test_means_leave_out_clients_without_a_score() -> None:
-    assert mean_scores([{"f1": 0.5}, None, {"f1": 1.0, "auc": 0.7}]) == {"f1": 0.75, "auc": 0.7}
-    assert mean_scores([None]) is None
-
-
-def test_means_may_be_weighted() -> None:
+def test_means_leave_out_clients_without_a_score_and_may_be_weighted() -> None:
     scores = [{"f1": 0.5}, None, {"f1": 1.0, "auc": 0.7}]
+    assert mean_scores(scores) == {"f1": 0.75, "auc": 0.7}
     assert mean_scores(scores, [3.0, 5.0, 1.0]) == {"f1": 0.625, "auc": 0.7}
+    assert mean_scores([None]) is None
 
 
 def test_the_headline_is_the_clients_mean_where_nothing_is_global() -> None:
@@ -114,10 +111,6 @@ def test_of_a_falling_score_the_lowest_is_best(
     summary = summary_of(scores, "perplexity", lower_is_better=["loss", "perplexity"])
     assert summary["metrics"]["best"] == best
     assert summary["convergence"] == {"metric": "perplexity", "rounds_to_90_percent": reached}
-
-
-def test_a_record_that_does_not_say_has_rising_scores() -> None:
-    assert summary_of((40.0, 20.0), "perplexity")["metrics"]["best"] == {"perplexity": 40.0, "round": 1}
 
 
 def test_convergence_is_the_first_round_with_90_percent_of_the_best() -> None:

@@ -115,8 +115,8 @@ def test_the_blocks_that_were_merged_are_shown_by_round(
     assert ("darker: a higher score" in figure) == (update == "targeted")
     above = [event["state"].get("above_noise") for event in run.of("round")]
     targeted = update == "targeted"
-    told = f"lay {min(above):.1f} to {max(above):.1f} times" if targeted else "as far from each other"
-    assert (told in " ".join(page.split())) == targeted
+    if targeted:
+        assert f"{min(above):.1f} to {max(above):.1f} times" in " ".join(page.split())
     tables = [table for table in Page(page).tables if table[0][0] == "tensor"]
     assert len(tables) == (update == "targeted")
     for name, last, mean, lowest, highest in (row for table in tables for row in table[1:]):
@@ -233,9 +233,6 @@ def test_of_a_falling_score_the_highest_client_is_the_worst(write_run: Any, even
     assert {"b ▼ lowest", "c ▲ highest", "a"} < rows(page).keys()
     marked = {attributes["class"] for tag, attributes in page.tags if "tag-" in str(attributes.get("class"))}
     assert marked == {"tag tag-low", "tag tag-high"}
-    assert "Highest client" in page.text
-    assert "less is better" in page.text
-    assert "The best / 0.9" in page.text
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -258,7 +255,6 @@ def test_of_a_falling_score_the_lowest_run_is_the_best(write_run: Any, events: A
     two = write_run(falling(events, {"a": 50.0, "b": 70.0}), "two")
     text = page_of(one, two)
     assert re.findall(r"<strong>([^<]*)</strong>", text) == ["50.000", "50.000", "10.000", "70.000"]
-    assert "The lowest of each column is in bold." in text
 
 
 def test_many_clients_are_all_in_a_folded_table_and_the_ends_in_sight(
@@ -282,8 +278,7 @@ def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events:
     ]
     failed = failed_event("TrainingError", "the loss is nan")
     page = report(write_run([*events(rounds=2, final=False), *lost, failed]))
-    assert "failed: the loss is nan" in " ".join(page.text.split())
-    assert "after round 2" in page.text
+    assert "the loss is nan" in page.text and "round 2" in page.text
     (clients,) = [table for table in page.tables if table[0][0] == "client"]
     assert clients[1:] == [["b", "1, 3", "OSError"]]
     assert rows(page)["all documents"][0] == "0.500"
@@ -291,7 +286,7 @@ def test_a_failed_run_says_why_and_shows_its_last_scores(write_run: Any, events:
 
 def test_a_run_without_a_single_round_has_a_report(write_run: Any, events: Any) -> None:
     assert "unfinished" in report(write_run(events(rounds=0, final=False))).text.lower()
-    assert "before the first round" in report(write_run([failed_event("MemoryError")], "early")).text
+    assert "MemoryError" in report(write_run([failed_event("MemoryError")], "early")).text
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -300,8 +295,7 @@ def test_a_run_whose_clients_keep_their_scores_says_so(write_run: Any, events: A
     secure = {"range": 1.0, "survivors": None, "scores": scores}
     made = events(rounds=0, final=False, id="0123456789abcdef", secure_aggregation=secure)
     told = " ".join(report(write_run(made)).text.split())
-    assert ("told none (privacy.scores: none); with privacy.scores: summed" in told) == (scores == "none")
-    assert ("of which the sum over all of them alone is seen" in told) == (scores == "none")
+    assert ("privacy.scores: none" in told) == (scores == "none")
 
 
 @pytest.mark.usefixtures("without_figures")
@@ -384,11 +378,8 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
             event |= {"simulated_seconds": 3000.0, "joules": 2000.0, "device_memory": memory}
     emulated, plain = write_run(own, "emulated"), write_run(events(), "plain")
     page = report(emulated)
-    assert "by simulated time" in page.text
-    assert "simulated clock" in page.text
-    assert "2 h 30 min" in page.text
-    assert "6.0 kJ for computing" in page.text
-    assert all(size in page.text for size in ("5.0 MB", "8.0 MB"))
+    for part in ("by simulated time", "2 h 30 min", "6.0 kJ", "5.0 MB", "8.0 MB"):
+        assert part in page.text
     assert "simulated" not in report(plain).text
     both = report(emulated, plain)
     assert "by simulated time" in both.text
@@ -400,17 +391,13 @@ def test_scores_by_simulated_time_are_drawn_where_runs_have_it(write_run, events
 @pytest.mark.usefixtures("without_figures")
 def test_what_each_client_counted_by_its_loss_is_a_table(write_run: Any, events: Any) -> None:
     record = events(rounds=2, server_documents=["n1", "n2"])
+
+    def counted(loss: float, share: float) -> dict[str, Any]:
+        return {"loss": loss, "influence": share, "weight": share / 2, "capped": share > 0.5}
+
     rounds = [
-        {
-            client: {
-                "loss": 2.0 * place + number,
-                "influence": share,
-                "weight": share / 2,
-                "capped": share > 0.5,
-            }
-            for place, (client, share) in enumerate({"a": 0.5 + number / 8, "b": 0.5 - number / 8}.items())
-        }
-        for number in (0, 1)
+        {"a": counted(number, 0.5 + number / 8), "b": counted(2.0 + number, 0.5 - number / 8)}
+        for number in (0.0, 1.0)
     ]
     for event, influence in zip(record[1:3], rounds, strict=True):
         event["state"] = {"influence": influence}
@@ -425,4 +412,3 @@ def test_what_each_client_counted_by_its_loss_is_a_table(write_run: Any, events:
         assert shown[client][2:4] == [f"{100 * last['influence']:.1f} %", f"{100 * last['weight']:.1f} %"]
         assert shown[client][4:7] == expected
         assert shown[client][7] == str(sum(own[client]["capped"] for own in rounds))
-    assert "Server's own documents" in page.text

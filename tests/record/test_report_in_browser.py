@@ -123,19 +123,13 @@ def pages(quick: str = "") -> list[Any]:
 
 def report_of(kind: str, write_run: Any, events: Any) -> Path:
     clients = {f"St. {'W' * number}-hospital": 0.1 * number for number in range(1, 10)}
-    folders = [
-        write_run(events(clients=clients, personal=True), f"run-of-a-long-name-{number}")
-        for number in range(8)
-    ]
+    lost = {"event": "failed", "time": "2026-01-01T10:00:00", "error": "E", "message": "nan " * 36}
+    records = [events(clients=clients, personal=True) for _ in range(8)]
     if kind == "failed":
-        message = "the loss is nan " * 9
-        lost = {"event": "failed", "time": "2026-01-01T10:00:00", "error": "E", "message": message}
-        folders = [write_run([*events(rounds=1, final=False), lost], "failed")]
+        records = [[*events(rounds=1, final=False), lost]]
     if "private" in kind:
-        folders = [
-            write_run(private(events(clients=clients), 1.0 + number), f"private-{number}")
-            for number in range(8)
-        ]
+        records = [private(events(clients=clients), 1.0 + number) for number in range(8)]
+    folders = [write_run(own, f"run-of-a-long-name-{number}") for number, own in enumerate(records)]
     file = folders[0].parent / "report.html"
     write_report(folders if "comparison" in kind else folders[:1], file)
     return file

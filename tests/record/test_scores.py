@@ -14,12 +14,9 @@ def test_types_that_have_other_scores_come_in_a_table_of_their_own() -> None:
 
 
 def test_a_type_without_a_score_has_a_dash() -> None:
+    assert score_tables({}) == []
     (table,) = score_tables({"f1": 0.5, "recall": 0.5, "f1/drug": 0.25, "recall/drug": 1.0, "f1/test": 1.0})
     assert table.rows[-1] == ("test", ("1.000", "-"))
-
-
-def test_no_scores_are_no_table() -> None:
-    assert score_tables({}) == []
 
 
 def test_several_side_by_side() -> None:

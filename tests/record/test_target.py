@@ -74,31 +74,15 @@ def test_the_target_is_the_best_score_that_every_run_reaches() -> None:
     ]
 
 
-def test_of_a_score_of_which_less_is_better_the_lowest_that_all_reach() -> None:
-    curves = [curve([90.0, 40.0, 50.0]), curve([70.0, 60.0, 55.0])]
-    target = target_to(curves, falling=True)
-    assert target == target_of(55.0, falling=True)
-    assert [target.reached(3, own)["rounds_to_target"] for own in curves] == [2, 3]
-
-
 def test_who_never_reaches_it_has_none() -> None:
     target = target_of(0.9)
-    never = {"seconds_to_target": None, "rounds_to_target": None, "megabytes_to_target": None}
+    never = dict.fromkeys(("seconds_to_target", "rounds_to_target", "megabytes_to_target"))
     assert target.reached(3, curve([0.1, 0.8])) == target.reached(3, ()) == never
 
 
 def test_rounds_that_were_not_scored_take_their_time() -> None:
-    target = target_of(0.5)
-    reached = target.reached(3, curve([None, None, 0.6]))
+    reached = target_of(0.5).reached(3, curve([None, None, 0.6]))
     assert reached == {"seconds_to_target": 30.0, "rounds_to_target": 3, "megabytes_to_target": 12.0}
-
-
-def test_without_emulated_devices_there_are_rounds_and_no_seconds() -> None:
-    own = curve([0.2, 0.4], seconds=None)
-    target = target_to([own], falling=False)
-    assert target is not None
-    reached = target.reached(3, own)
-    assert reached == {"seconds_to_target": None, "rounds_to_target": 2, "megabytes_to_target": 8.0}
 
 
 def test_like_is_compared_with_like_where_a_run_has_no_score_of_all_documents() -> None:

@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import TINY, Finished, RunTiny, refused
+from support import Finished, RunTiny, opened, refused
 
 from fedstrata.core.errors import ConfigurationError
-from fedstrata.core.settings.source import read_source
-from fedstrata.engine.run_folder import open_run
-from fedstrata.record.trackers import Trackers, require_trackers, round_values, score_values
+from fedstrata.record.trackers import require_trackers, round_values, score_values
 
 Points = dict[str, list[tuple[int, float]]]
 
@@ -38,14 +36,18 @@ def tensorboard_points(folder: Path) -> Points:
     return found
 
 
-def mlflow_points(folder: Path) -> Points:
-    mlflow = pytest.importorskip("mlflow")
-    client = mlflow.MlflowClient((folder / "mlruns").as_uri())
+def mlflow_run(folder: Path) -> tuple[Any, Any]:
+    """Its client, and the one run that a folder has of it."""
+    client = pytest.importorskip("mlflow").MlflowClient((folder / "mlruns").as_uri())
     (run,) = client.search_runs([client.get_experiment_by_name("fedstrata").experiment_id])
-    names = run.data.metrics
+    return client, run
+
+
+def mlflow_points(folder: Path) -> Points:
+    client, run = mlflow_run(folder)
     return {
         name: [(item.step, item.value) for item in client.get_metric_history(run.info.run_id, name)]
-        for name in names
+        for name in run.data.metrics
     }
 
 
@@ -136,10 +138,8 @@ def test_a_tracker_that_is_added_late_gets_the_rounds_it_missed(
 
 
 def test_mlflow_knows_the_settings_and_how_the_run_ended(run_tiny: RunTiny) -> None:
-    mlflow = pytest.importorskip("mlflow")
-    run = run_tiny("report_to=[mlflow]", "federation.rounds=1")
-    client = mlflow.MlflowClient((run.folder / "mlruns").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("fedstrata").experiment_id])
+    pytest.importorskip("mlflow")
+    _, found = mlflow_run(run_tiny("report_to=[mlflow]", "federation.rounds=1").folder)
     assert found.info.status == "FINISHED"
     assert found.data.params["method.name"] == "layer_skipping"
     assert found.data.params["training.learning_rate"] == "0.005"
@@ -176,43 +176,40 @@ def test_a_tracker_that_fails_is_given_up_with_one_message(
 
     monkeypatch.setattr("fedstrata.record.trackers.TRACKERS", {"tensorboard": Failing})
     said: list[str] = []
-    source = read_source(None, [*TINY, "report_to=[tensorboard]", "federation.rounds=2"])
-    run = open_run(
-        source, tmp_path / "run", lambda event, facts: said.append(facts.get("message", event)), resume=False
-    )
+
+    def listen(event: str, facts: Any) -> None:
+        said.append(facts.get("message", event))
+
+    run = opened(tmp_path / "run", "report_to=[tensorboard]", listen=listen)
     assert run.execute()["rounds"] == 2
     (message,) = [message for message in said if "tensorboard" in message]
     assert message.endswith(" tensorboard: OSError: disk full")
 
 
 def test_a_failed_run_ends_its_trackers(tmp_path: Path) -> None:
-    mlflow = pytest.importorskip("mlflow")
+    pytest.importorskip("mlflow")
     folder = tmp_path / "run"
-    source = read_source(None, [*TINY, "report_to=[mlflow]"])
 
     def listen(event: str, facts: Any) -> None:
         if event == "client":
             raise MemoryError
 
     with pytest.raises(MemoryError):
-        open_run(source, folder, listen, resume=False).execute()
-    client = mlflow.MlflowClient((folder / "mlruns").as_uri())
-    (found,) = client.search_runs([client.get_experiment_by_name("fedstrata").experiment_id])
-    assert found.info.status == "FAILED"
+        opened(folder, "report_to=[mlflow]", listen=listen).execute()
+    assert mlflow_run(folder)[1].info.status == "FAILED"
 
 
 def test_a_missing_package_is_a_problem_of_the_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedstrata.record.trackers.find_spec", lambda name: None)
-    with refused(
-        ConfigurationError, "not_installed", at="report_to", values=["pip install 'fedstrata[wandb,mlflow]'"]
-    ):
+    values = ["pip install 'fedstrata[wandb,mlflow]'"]
+    with refused(ConfigurationError, "not_installed", at="report_to", values=values):
         require_trackers(["wandb", "mlflow", "wandb"])
     require_trackers([])
 
 
 def test_an_unknown_tracker_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
     with refused(ConfigurationError, "unknown_name", at="report_to.0", values=["'tensorboard'", "'comet'"]):
-        open_run(read_source(None, ["report_to=[comet]"]), tmp_path / "run", lambda *_: None, resume=False)
+        opened(tmp_path / "run", "report_to=[comet]")
 
 
 def test_names_have_one_slash_and_clients_only_their_extremes() -> None:
@@ -231,11 +228,3 @@ def test_names_have_one_slash_and_clients_only_their_extremes() -> None:
     }  # fmt: skip
     assert round_values(event | {"serve_seconds": 0.5}, "f1")["seconds/serve"] == 0.5
     assert score_values({"global": {"f1": 0.1}}, "f1", "test") == {"test/f1": 0.1}
-
-
-def test_the_listener_behind_hears_every_event_first(tmp_path: Path) -> None:
-    heard: list[str] = []
-    trackers = Trackers([], tmp_path, {"name": "run"}, lambda event, facts: heard.append(event))
-    for event in ("run", "round", "client", "final"):
-        trackers(event, {})
-    assert heard == ["run", "round", "client", "final"]

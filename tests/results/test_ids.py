@@ -93,17 +93,6 @@ def test_names_that_several_documents_have_are_no_ids(tmp_path: Path) -> None:
 
 
 def test_every_format_with_mentions_is_tried() -> None:
-    without = {
-        "text",
-        "medline",
-        "conllu",
-        "mtsamples",
-        "mimic",
-        "ag_news",
-        "glue",
-        "superglue",
-        "mts_dialog",
-        "coqa",
-        "xsum",
-    }
+    texts = {"text", "medline", "conllu", "mtsamples", "mimic"}
+    without = {*texts, "ag_news", "glue", "superglue", "mts_dialog", "coqa", "xsum"}
     assert FORMATS.keys() - without == {"brat", "i2b2", "conll", "jsonl", "pubtator", "relation_table"}

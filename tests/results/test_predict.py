@@ -153,20 +153,14 @@ def test_a_folder_is_mirrored_whatever_its_layout(result: Result, tmp_path: Path
         (tmp_path / "in" / other).write_text("not a text")
     outcome = predict(result, tmp_path / "in", tmp_path / "out")
     assert outcome.documents == 4
-    written = {
-        str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*") if path.is_file()
-    }
+    out = tmp_path / "out"
+    written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     stems = ["one", "a/two", "a/test/three.v2", "a/four"]
     assert written == {f"{stem}{suffix}" for stem in stems for suffix in (".txt", ".ann")}
-    assert (tmp_path / "out" / "a" / "two.ann").read_bytes() == b""
-    assert (tmp_path / "out" / "a" / "test" / "three.v2.txt").read_bytes() == b"fever\r\n"
+    assert (out / "a" / "two.ann").read_bytes() == b""
+    assert (out / "a" / "test" / "three.v2.txt").read_bytes() == b"fever\r\n"
     predict(result, tmp_path / "in", tmp_path / "lines", "jsonl")
-    assert [document.id for document in read(tmp_path / "lines", "jsonl")] == [
-        "a/four",
-        "a/test/three.v2",
-        "a/two",
-        "one",
-    ]
+    assert [document.id for document in read(tmp_path / "lines", "jsonl")] == sorted(stems)
 
 
 @pytest.mark.parametrize("form", ["brat", "i2b2", "conll", "jsonl"])
@@ -194,11 +188,8 @@ def test_documents_of_one_name_in_two_splits_stay_two(result: Result, tmp_path: 
     corpus = [Document("x", f"chest pain {part}", metadata={"split": part}) for part in ("train", "test")]
     write(corpus, tmp_path / "in", "brat")
     predict(result, tmp_path / "in", tmp_path / "out", "jsonl", "brat")
-    back = read(tmp_path / "out", "jsonl")
-    assert [(item.id, item.text) for item in back] == [
-        ("test/x", "chest pain test"),
-        ("train/x", "chest pain train"),
-    ]
+    back = [(item.id, item.text) for item in read(tmp_path / "out", "jsonl")]
+    assert back == [(f"{part}/x", f"chest pain {part}") for part in ("test", "train")]
 
 
 def test_scores_are_taken_under_the_names_the_model_has(result: Result, tmp_path: Path) -> None:
@@ -250,15 +241,11 @@ def test_every_bad_file_is_told_before_anything_is_written(result: Result, tmp_p
         (tmp_path / "in" / name / "bad.txt").write_bytes(b"na\xefve")
         (tmp_path / "in" / name / "good.txt").write_bytes(b"naive")
     (tmp_path / "in" / "a" / "good.TXT").write_bytes(b"naive")
-    with pytest.raises(ConfigurationError) as caught:
+    values = ["a/bad.txt", "byte 2", "'a/good'", "b/bad.txt"]
+    with refused(ConfigurationError, "not_utf8", at="INPUT", values=values) as caught:
         predict(result, tmp_path / "in", tmp_path / "out")
-    messages = [problem.message for problem in caught.value.problems]
     codes = ("not_utf8", "duplicate", "not_utf8")
     assert problems_of(caught.value) == [("INPUT", code) for code in codes]
-    assert "a/bad.txt" in messages[0]
-    assert "byte 2" in messages[0]
-    assert "'a/good'" in messages[1]
-    assert "b/bad.txt" in messages[2]
     assert not (tmp_path / "out").exists()
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from math import ceil
-
 from hypothesis import given
 from hypothesis import strategies as st
-from support import TINY
+from support import TINY, prepared
 
 from fedstrata.core.documents import Document
 from fedstrata.core.settings.source import read_source
@@ -20,30 +18,11 @@ LM = [
 
 
 def test_answers_are_those_of_each_owner_alone() -> None:
-    experiment = prepare(read_source(None, TINY))
+    experiment = prepared()
     settings, task, model = experiment.settings.training, experiment.task, experiment.model
     documents = {name: own.train for name, own in experiment.clients.items()} | {"nobody": ()}
     together = answer_owners(model, task, documents, settings)
     assert together == {name: answer(model, task, own, settings) for name, own in documents.items()}
-
-
-def test_batches_hold_examples_of_several_owners(monkeypatch) -> None:
-    experiment = prepare(read_source(None, TINY))
-    text = experiment.clients["site-1"].train[0]
-    owners = {str(index): (text,) for index in range(10)}  # few enough for one group
-    settings = experiment.settings.training
-    each = len(experiment.task.encode((text,), experiment.model.tokenizer))
-    passes: list[int] = []
-    collate = type(experiment.task).collate
-
-    def counted(self, batch):
-        passes.append(len(batch))
-        return collate(self, batch)
-
-    monkeypatch.setattr(type(experiment.task), "collate", counted)
-    answer_owners(experiment.model, experiment.task, owners, settings)
-    assert sum(passes) == 10 * each
-    assert len(passes) == ceil(10 * each / settings.eval_batch_size)
 
 
 @given(counts=st.lists(st.integers(0, 9)), size=st.integers(1, 2))

@@ -3,7 +3,6 @@
 Each case of memory is a process of its own, since malloc's thresholds stay.
 """
 
-import ctypes
 import logging
 import os
 import platform
@@ -15,7 +14,7 @@ import torch
 
 from fedstrata.core.settings.run import RunSettings
 from fedstrata.engine.prepare import device_of
-from fedstrata.train.processor import use_processor, warn_of_slow_bfloat16
+from fedstrata.train.processor import warn_of_slow_bfloat16
 
 _COUNT_FAULTS = """
 import resource, torch
@@ -58,29 +57,12 @@ def test_freed_memory_is_used_again_without_a_page_fault() -> None:
 
 @glibc_only
 @pytest.mark.slow
-def test_thresholds_of_the_environment_stand() -> None:
-    assert _faults(MALLOC_MMAP_THRESHOLD_="1000000") > 60
-
-
-@glibc_only
-@pytest.mark.parametrize("own_choice", [None, "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
-def test_both_thresholds_are_raised_unless_the_environment_sets_them(
-    monkeypatch: pytest.MonkeyPatch, own_choice: str | None
-) -> None:
-    for name in ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"):
-        monkeypatch.delenv(name, raising=False)
-    if own_choice:
-        monkeypatch.setenv(own_choice, "1000000")
-    asked: list[tuple[int, int]] = []
-
-    class Library:
-        def mallopt(self, option: int, value: int) -> int:
-            asked.append((option, value))
-            return 1
-
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Library())
-    use_processor(None)
-    assert asked == ([] if own_choice else [(-3, 2**31 - 1), (-1, 2**31 - 1)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("MALLOC_MMAP_THRESHOLD_", "1000000"), ("GLIBC_TUNABLES", "glibc.malloc.mmap_threshold=1000000")],
+)
+def test_thresholds_of_the_environment_stand(name: str, value: str) -> None:
+    assert _faults(**{name: value}) > 60
 
 
 def _told(caplog: pytest.LogCaptureFixture, precision: str) -> list[str]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support import problems_of, refused
 
-from fedstrata.core.errors import ConfigurationError, Problem
+from fedstrata.core.errors import ConfigurationError
 from fedstrata.core.settings.sweep import Sweep, folder_name, read_sweep
 
 BASE = """name: base
@@ -23,12 +24,6 @@ def read(tmp_path: Path):
         return read_sweep([file], overrides)
 
     return reader
-
-
-def refused(read, text: str, *overrides: str) -> list[Problem]:
-    with pytest.raises(ConfigurationError) as caught:
-        read(text, *overrides)
-    return [*caught.value.problems]
 
 
 def test_a_section_with_a_name_is_replaced_and_any_other_is_merged(read) -> None:
@@ -66,16 +61,25 @@ def test_a_grid_is_every_combination_with_dots_or_nested(read) -> None:
     assert [row.source.values for row in dotted.rows] == [row.source.values for row in nested.rows]
 
 
-def test_a_grid_can_come_from_the_command_line(read) -> None:
-    sweep = read(BASE, "sweep.grid.method.mu=[0.1,1]", "sweep.seeds=[7]")
-    assert [row.name for row in sweep.rows] == ["mu=0.1", "mu=1"]
-    assert sweep.settings.seeds == [7]
-
-
-def test_whole_methods_can_be_a_grid(read) -> None:
-    sweep = read(BASE + "sweep: {grid: {method: [{name: fedavg}, {name: layer_skipping, top: 2}]}}\n")
-    assert [row.name for row in sweep.rows] == ["fedavg", "layer_skipping top=2"]
-    assert sweep.rows[0].source.values["method"] == {"name": "fedavg"}
+@pytest.mark.parametrize(
+    ("text", "overrides", "names"),
+    [
+        ("", ["sweep.grid.method.mu=[0.1,1]", "sweep.seeds=[7]"], ["mu=0.1", "mu=1"]),
+        (
+            "sweep: {grid: {method: [{name: fedavg}, {name: layer_skipping, top: 2}]}}\n",
+            [],
+            ["fedavg", "layer_skipping top=2"],
+        ),
+        ("sweep: {grid: {privacy.epsilon: [2, 8]}}\n", [], ["epsilon=2", "epsilon=8"]),
+    ],
+    ids=["from the command line", "whole methods", "epsilon"],
+)
+def test_rows_are_called_by_what_a_grid_gives_them(
+    read, text: str, overrides: list[str], names: list[str]
+) -> None:
+    sweep = read(BASE + text, *overrides)
+    assert [row.name for row in sweep.rows] == names
+    assert sweep.settings.seeds == ([7] if overrides else [0, 1, 2])
 
 
 def test_the_command_line_wins_over_rows_and_grid(read) -> None:
@@ -98,24 +102,20 @@ def test_several_files_of_several_runs_are_refused(tmp_path: Path) -> None:
         (tmp_path / f"{name}.yaml").write_text("sweep: {seeds: [0]}\n")
     with pytest.raises(ConfigurationError) as caught:
         read_sweep([tmp_path / "one.yaml", tmp_path / "two.yaml"], [])
-    assert len(caught.value.problems) == 2
+    assert len(problems_of(caught.value)) == 2
 
 
 def test_all_problems_of_a_section_come_at_once_with_their_lines(read) -> None:
     text = BASE + "sweep:\n  seeds: [0, 0]\n  row: {}\n  tune:\n    values: [1]\n  columns: []\n"
-    found = {(each.path, each.code): each for each in refused(read, text)}
-    assert found.keys() >= {
-        ("sweep.seeds", "duplicate"),
-        ("sweep.row", "unknown_key"),
-        ("sweep.tune.setting", "missing"),
-        ("sweep.tune.values", "out_of_range"),
-        ("sweep.columns", "missing"),
-    }
-    seeds, values = found["sweep.seeds", "duplicate"], found["sweep.tune.values", "out_of_range"]
-    assert (seeds.origin, values.origin) == ("sweep.yaml, line 5", "sweep.yaml, line 8")
-    assert "0" in seeds.message
-    assert "[1]" in values.message
-    assert "'rows'" in found["sweep.row", "unknown_key"].message
+    for path, code, value in (
+        ("seeds", "duplicate", "from sweep.yaml, line 5"),
+        ("row", "unknown_key", "'rows'"),
+        ("tune.setting", "missing", ""),
+        ("tune.values", "out_of_range", "from sweep.yaml, line 8"),
+        ("columns", "missing", ""),
+    ):
+        with refused(ConfigurationError, code, at=f"sweep.{path}", values=[value]):
+            read(text)
 
 
 def test_a_part_of_the_rows_is_compared_with_a_baseline_and_floors_among_them_alone(read) -> None:
@@ -146,21 +146,16 @@ def test_a_part_of_the_rows_is_compared_with_a_baseline_and_floors_among_them_al
     ],
 )
 def test_what_is_refused(read, section: str, path: str, code: str, values: list[str]) -> None:
-    found = {(each.path, each.code): each.message for each in refused(read, BASE + f"sweep:\n  {section}\n")}
-    assert (path, code) in found
-    for value in values:
-        assert value in found[path, code]
+    with refused(ConfigurationError, code, at=path, values=values):
+        read(BASE + f"sweep:\n  {section}\n")
 
 
-def test_a_seed_from_the_command_line_is_refused(read) -> None:
-    (problem,) = refused(read, BASE, "seed=3")
-    assert (problem.path, problem.code) == ("seed", "conflict")
-    assert "--seeds" in problem.message
-
-
-def test_an_unreadable_override_is_one_problem_however_many_rows(read) -> None:
+def test_an_override_that_cannot_be_is_one_problem_however_many_rows(read) -> None:
     text = BASE + "sweep: {grid: {method.mu: [0.1, 1]}}\n"
-    assert len(refused(read, text, "name.x=3")) == 1
+    for override, path, code in (("name.x=3", "name.x", "wrong_type"), ("seed=3", "seed", "conflict")):
+        with refused(ConfigurationError, code, at=path) as caught:
+            read(text, override)
+        assert len(problems_of(caught.value)) == 1
 
 
 @pytest.mark.parametrize("name", ["../../etc", ".hidden", "a/b", "-", "Größe 3", "rate=1e+38"])
@@ -173,13 +168,6 @@ def test_a_name_is_one_folder_below(name: str) -> None:
 PRIVATE = BASE + (
     "privacy: {mechanism: local, units: {a: 100}, epsilon: 8, delta: 1.0e-3, expected_batch: 8, steps: 2}\n"
 )
-
-
-def test_epsilon_is_a_setting_like_any_other(read) -> None:
-    rows = read(PRIVATE + "sweep: {grid: {privacy.epsilon: [2, 8]}}\n").rows
-    assert [row.name for row in rows] == ["epsilon=2", "epsilon=8"]
-    assert [row.source.values["privacy"]["epsilon"] for row in rows] == [2, 8]
-    assert {row.source.values["privacy"]["steps"] for row in rows} == {2}
 
 
 def test_a_row_with_a_mechanism_has_its_section_anew(read) -> None:
