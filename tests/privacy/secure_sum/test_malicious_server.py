@@ -16,6 +16,7 @@ from fedstrata.privacy.secure_sum.messages import (
     ConsistencyProof,
     ConsistencySignature,
     ReleasedShares,
+    SumName,
     Survivors,
 )
 from fedstrata.privacy.secure_sum.refusals import (
@@ -23,6 +24,7 @@ from fedstrata.privacy.secure_sum.refusals import (
     AttemptNotHigher,
     BothShares,
     OutOfOrder,
+    RoundNotNew,
     TooFewSignatures,
     TooFewSites,
     TranscriptMismatch,
@@ -75,15 +77,17 @@ def test_two_sets_of_survivors_give_no_share(
 
 @pytest.mark.claim("security_review#both-shares")
 def test_both_shares_of_a_site_never_leave(federation: Federation, released: list[ReleasedShares]) -> None:
-    unmasking = federation.proven()
+    unmasking = federation.masked_sum()
+    federation.consistency(unmasking)
     with refused(BothShares, "would_reveal", values=[repr(VICTIM)]):
         federation.clients[VICTIM].sign(survivors_of(*FIVE[:4]))
     assert equal(federation.unmask(unmasking), FIVE)
     count = len(released)
     with pytest.raises(BothShares):
         federation.clients[VICTIM].sign(survivors_of(*FIVE[:4]))
+    assert unmasking.proof is not None
     for site in FIVE:
-        assert federation.released_by(site, unmasking) in released[:count], "the same, and no others"
+        assert federation.clients[site].unmask(unmasking.proof) in released[:count], "the same, and no others"
     for each in released:
         mine = [share.site for share in (*each.self_masks, *each.mask_keys)]
         assert sorted(mine) == list(FIVE)
@@ -171,11 +175,30 @@ def test_three_survivors_are_too_few_for_a_threshold_of_four(federation: Federat
         federation.clients[VICTIM].sign(survivors_of(*FIVE[:3]))
 
 
+OTHER_NAMES: list[dict[str, Any]] = [
+    {"attempt": 1},
+    {"round": 4},
+    {"handler": "other"},
+    {"call": 1},
+    {"run": "b"},
+]
+
+
 @pytest.mark.parametrize(
-    ("exchange", "change"), [("keys", {"attempt": 1}), ("input", {"round": 4}), ("input", {"run": "b"})]
+    ("lost", "change"),
+    [
+        pytest.param(
+            {exchange: FIVE[4:]},
+            change,
+            marks=pytest.mark.slow if change in known else (),
+            id=f"{exchange}-{change}",
+        )
+        for exchange, known in (("keys", OTHER_NAMES[1:]), ("input", []))
+        for change in OTHER_NAMES
+    ],
 )
-def test_the_same_without_one_site_is_refused(
-    exchange: str,
+def test_the_same_without_one_site_is_refused_under_any_name(
+    lost: Mapping[str, tuple[str, ...]],
     change: dict[str, Any],
     federation: Federation,
     tmp_path: Path,
@@ -185,17 +208,20 @@ def test_the_same_without_one_site_is_refused(
     assert equal(federation.run(), FIVE)
     count, name = len(released), NAME.model_copy(update=change)
     again = Federation(FIVE, tmp_path / "again", name, federation.guards)
-    unmasking = again.proven({exchange: FIVE[4:]})
+    unmasking = again.masked_sum(lost)
+    again.consistency(unmasking)
     with pytest.raises(AlreadyReleased):
         again.unmask(unmasking)
     assert len(released) == count
 
 
+@pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
 def test_the_same_without_one_site_is_refused_before_anything_is_masked(
-    federation: Federation, tmp_path: Path
+    change: dict[str, Any], federation: Federation, tmp_path: Path
 ) -> None:
     federation.run()
-    again = Federation(FIVE[:4], tmp_path / "again", NEXT, federation.guards, known=FIVE)
+    name = NAME.model_copy(update=change)
+    again = Federation(FIVE[:4], tmp_path / "again", name, federation.guards, known=FIVE)
     sharers = again.delivery(again.shares(again.keys()))
     with pytest.raises(AlreadyReleased):
         again.clients[VICTIM].require_new(SUBJECT.plan, sharers)
@@ -228,6 +254,43 @@ def test_a_sum_is_of_what_the_site_recognises_and_not_of_the_plan_s_name_alone(
     assert len(released) == count
 
 
+@pytest.mark.parametrize("change", OTHER_NAMES, ids=str)
+def test_the_same_with_the_same_sites_may_be_summed_again(
+    change: dict[str, Any], federation: Federation, tmp_path: Path
+) -> None:
+    federation.run()
+    name = SumName.model_validate({**NAME.model_dump(), **change})
+    assert equal(Federation(FIVE, tmp_path / "next", name, federation.guards).run(), FIVE)
+
+
+@pytest.mark.parametrize("change", OTHER_NAMES[1:], ids=str)
+def test_something_else_may_be_summed_with_fewer_sites(
+    change: dict[str, Any], federation: Federation, tmp_path: Path
+) -> None:
+    federation.run()
+    name, other = NAME.model_copy(update=change), replace(SUBJECT, plan="dd" * 32)
+    later = Federation(FIVE, tmp_path / "next", name, federation.guards, subject=other)
+    assert equal(later.run({"input": FIVE[4:]}), FIVE[:4])
+
+
+def test_something_else_under_a_released_name_is_refused(
+    federation: Federation, tmp_path: Path, released: list[ReleasedShares]
+) -> None:
+    federation.run()
+    count, other = len(released), replace(SUBJECT, plan="dd" * 32)
+    again = Federation(FIVE, tmp_path / "again", NEXT, federation.guards, subject=other)
+    with pytest.raises(AlreadyReleased):
+        again.run()
+    assert len(released) == count
+
+
+def test_an_earlier_round_does_not_begin(federation: Federation, tmp_path: Path) -> None:
+    federation.run()
+    earlier = NAME.model_copy(update={"round": NAME.round - 1, "attempt": 9})
+    with pytest.raises(RoundNotNew):
+        Federation(FIVE, tmp_path / "earlier", earlier, federation.guards).keys()
+
+
 def test_an_attempt_that_is_not_higher_is_refused(federation: Federation, tmp_path: Path) -> None:
     federation.keys()
     Federation(FIVE, tmp_path / "two", NAME.model_copy(update={"attempt": 2}), federation.guards).keys()
@@ -240,7 +303,8 @@ def test_an_attempt_that_is_not_higher_is_refused(federation: Federation, tmp_pa
 def test_an_older_session_releases_nothing_once_a_newer_attempt_has_begun(
     federation: Federation, tmp_path: Path, released: list[ReleasedShares]
 ) -> None:
-    unmasking = federation.proven()
+    unmasking = federation.masked_sum()
+    federation.consistency(unmasking)
     newer = Federation(FIVE, tmp_path / "newer", NEXT, federation.guards)
     assert equal(newer.run(), FIVE)
     count = len(released)
@@ -250,8 +314,10 @@ def test_an_older_session_releases_nothing_once_a_newer_attempt_has_begun(
 
 
 def test_the_server_takes_one_answer_of_each_site_that_is_in_the_sum(federation: Federation) -> None:
-    unmasking = federation.proven({"input": FIVE[4:]})
-    true = federation.released_by(VICTIM, unmasking)
+    unmasking = federation.masked_sum({"input": FIVE[4:]})
+    federation.consistency(unmasking)
+    assert unmasking.proof is not None
+    true = federation.clients[VICTIM].unmask(unmasking.proof)
     with pytest.raises(WrongSum):
         unmasking.take(true.model_copy(update={"site": FIVE[4]}))
     with pytest.raises(WrongSum):

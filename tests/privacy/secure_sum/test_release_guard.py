@@ -220,6 +220,11 @@ def test_shares_of_an_attempt_that_has_not_begun_do_not_leave(guard: ReleaseGuar
         guard.release(named(attempt=attempt), CONTENT, FIVE)
 
 
+def test_the_same_shares_leave_as_often_as_they_are_asked_for(guard: ReleaseGuard) -> None:
+    release(guard, NAME, CONTENT, FIVE)
+    guard.release(NAME, CONTENT, FIVE)
+
+
 def test_a_plan_without_tensors_continues_from_the_last_ones(database: Path) -> None:
     assert ReleaseGuard(database, SITE).trained_on("upload", None) == ""
     assert ReleaseGuard(database, SITE).trained_on("train", CONTENT) == CONTENT
