@@ -13,6 +13,7 @@ from fedstrata.client.site import Examples, Site
 from fedstrata.core.client import Client
 from fedstrata.core.seeding import Seed
 from fedstrata.core.settings.source import read_source
+from fedstrata.core.types import Message
 from fedstrata.engine.prepare import Experiment, prepare
 from fedstrata.engine.sites import sites_of
 from fedstrata.privacy.clipping import UnitGradients
@@ -30,6 +31,13 @@ JOINT = (
     "site-3: 8}, delta: 0.01, sigma: 1.0, expected_batch: 2, noise: seeded}",
 )
 """The same with joint noise."""
+
+
+class NoStore:
+    """Keeps nothing."""
+
+    def read(self) -> Message:
+        return Message()
 
 
 @dataclass
@@ -78,7 +86,7 @@ def private_client(*overrides: str) -> PrivateClient:
         experiment.task,
         examples,
         experiment.settings.training,
-        None,
+        NoStore(),
         lambda facts: None,
     )
     return PrivateClient(experiment, client, site, examples.units)
