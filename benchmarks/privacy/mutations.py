@@ -568,7 +568,8 @@ def copied(into: Path) -> Path:
     """Copies what the tests need."""
     for folder in ("src", "tests", "benchmarks", "docs", "examples"):
         shutil.copytree(REPOSITORY / folder, into / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "pyproject.toml", into)
+    for name in ("pyproject.toml", "CONTRIBUTING.md", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, into)
     return into
 
 
