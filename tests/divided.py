@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from stored_states import Regression, texts
-from tiny_models import CONFIGURATIONS, VARIANTS
+from tiny_models import CONFIGURATIONS, VARIANTS, variants
 from torch import Tensor, nn
 from transformers import AutoConfig
 
@@ -36,14 +36,7 @@ FAMILIES = {family: kind for family, kind in reversed(VARIANTS) if kind != "caus
 UNLIKE = {"llama", "gemma3", "gpt2", "bert", "deberta-v2", "bloom", "mixtral", "mpnet", "modernbert", "phi"}
 KINDS = {family: kind for family, kind in reversed(VARIANTS) if family in UNLIKE}
 """The first kind of families whose blocks are handed the most unlike things."""
-EVERY_VARIANT = pytest.mark.parametrize(
-    "variant",
-    [
-        pytest.param(own, id="-".join(own), marks=() if own in KINDS.items() else pytest.mark.slow)
-        for own in VARIANTS
-    ],
-    indirect=True,
-)
+EVERY_VARIANT = variants(KINDS.items())
 
 
 def deeper(family: str, blocks: int = 3, **changes: Any) -> dict[str, Any]:
